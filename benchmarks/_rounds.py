@@ -6,13 +6,13 @@ The caller decides what is measured, for how long, and how it is presented.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import _command
+from _command import command, load, save
 from _pages import PAGE, machine, rewrite_section
 from _processes import ClientFailed, Server, cores, run_client
 from _rounds_report import Layout, section, tables
@@ -71,7 +71,7 @@ def plan(args: argparse.Namespace, ways: Sequence[Way], requests: Callable[[Clie
 def carry_out(args: argparse.Namespace, planned: list[Measurement], layout: Layout) -> None:
     """Measure and print, or with ``--markdown`` write the page from a file. Exits with status 1 if a client failed."""
     if args.markdown:
-        rewrite_section(PAGE, args.section, section(json.loads(args.json.read_text(encoding="utf-8")), layout))
+        rewrite_section(PAGE, args.section, section(load(args.json), layout))
         return
     used = {name: pins for name, pins in ENVIRONMENTS.items() if any(client.environment == name for client in args.clients)}
     options = {"rounds": args.rounds, "in_flight": args.in_flight, "gc": args.gc, "quick": args.quick}
@@ -80,8 +80,7 @@ def carry_out(args: argparse.Namespace, planned: list[Measurement], layout: Layo
         for record in records(planned, layout):
             run["records"].append(record)
     finally:
-        if args.json:
-            args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+        save(args.json, run)
     print(tables(run, layout))
     if failed := [record for record in run["records"] if "error" in record]:
         sys.exit("\n".join(f"{record['client']}: {record['error']}" for record in failed))
@@ -112,24 +111,19 @@ def parser_of(text: str, clients: Sequence[Client], name: str, in_flight: list[i
     """Return a parser with the options that these benchmarks share. ``name`` is the section of the page."""
     names = [client.name for client in clients]
     shown = " ".join(map(str, in_flight))
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(text, "ours and bare in one short round")
     parser.add_argument("--section", default=name, metavar="NAME", help="section of the page for --markdown (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="how often all is repeated (default %(default)s)")
     only = f"these clients and {BARE}; of {', '.join(names)}"
     parser.add_argument("--clients", "--only", nargs="+", choices=names, metavar="NAME", dest="only", help=only)
     parser.add_argument("--in-flight", type=int, nargs="+", default=in_flight, metavar="N", help=f"calls in flight (default {shown})")
     parser.add_argument("--gc", action="store_true", help="also measure all with relaxed garbage collection; doubles the time")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="ours and bare in one short round")
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser, clients: Sequence[Client], quick: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments, with the chosen ``clients``. ``quick`` lists the names that take part in a quick run."""
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = _command.parsed(parser)
     chosen = {BARE, *args.only} if args.only else set(quick if args.quick else [client.name for client in clients])
     args.clients = [client for client in clients if client.name in chosen]
     if args.quick:

@@ -16,9 +16,9 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section
 from _processes import ClientFailed, run_client
 from batching_queues import PARTS, Sizes, Task, plan
@@ -67,7 +67,7 @@ def report(run: dict[str, Any]) -> str:
 
 def main() -> None:
     args = arguments()
-    saved = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.exists() else {"parts": {}}
+    saved = load(args.json) if args.json and args.json.exists() else {"parts": {}}
     if args.markdown:
         rewrite_section(PAGE, "batching", f"Measured on {describe(saved['machine'])}\n\n{report(saved)}")
         return
@@ -75,22 +75,16 @@ def main() -> None:
     for part in args.parts:
         parts[part] = measure(part, args.sizes)
         found = {"machine": machine(), "parts": {name: parts[name] for name in PARTS if name in parts}}
-        if args.json:
-            args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        save(args.json, found)
     print(report({"parts": {part: parts[part] for part in args.parts}}))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "one small round of ours and of no peer")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of cpu and busy (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="of loads (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there; parts that are not measured are kept")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="one small round of ours and of no peer")
-    args = parser.parse_args()
-    if args.markdown and not (args.json and args.json.exists()):
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     args.sizes = QUICK if args.quick else Sizes(args.rounds, args.seeds)
     return args
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from _processes import Server, cores
 from clients._harness import conversations
@@ -201,7 +202,7 @@ def report(run: dict[str, Any]) -> str:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         rewrite_section(PAGE, "bulk", f"Measured on {describe(run['machine'])}\n\n{report(run)}")
         return
     run = {"machine": machine()}
@@ -213,8 +214,7 @@ def main() -> None:
             run["throughput"] = asyncio.run(measure_throughput(folder, args.lines // 25, args.rounds))
         if "resume" in args.only:
             run["resume"] = asyncio.run(measure_resume(folder, args.lines))
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     print(report(run))
 
 
@@ -222,16 +222,11 @@ PARTS = ("journal", "throughput", "resume")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "5,000 lines, one round")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts (default: all)")
     parser.add_argument("--lines", type=int, default=1_000_000, metavar="N", help="lines of the input (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of journal and throughput (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="5,000 lines, one round")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.lines, args.rounds = 5_000, 1
     return args

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _environments import python_of
 from _pages import PAGE, describe, machine, rewrite_section, table
 from _processes import HERE, clean_environment
@@ -191,28 +192,22 @@ def section(run: dict[str, Any]) -> str:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        rewrite_section(PAGE, "bulk-peers", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        rewrite_section(PAGE, "bulk-peers", section(load(args.json)))
         return
     run: dict[str, Any] = {"machine": machine(), "lines": args.lines, "clients": {}}
     for name in args.only:
         with tempfile.TemporaryDirectory() as folder:
             run["clients"][name] = measure(CLIENTS[name], Path(folder), write_input(Path(folder) / "in.jsonl", args.lines), args.lines)
         print(f"{name}: {run['clients'][name]}", file=sys.stderr, flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+        save(args.json, run)
     print(report(run))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "160 lines, ours and a script")
     parser.add_argument("--only", nargs="+", choices=tuple(CLIENTS), metavar="NAME", help=f"of {', '.join(CLIENTS)} (default: all)")
     parser.add_argument("--lines", type=int, default=1000, metavar="N", help="lines of the input (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="160 lines, ours and a script")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.lines = 160
     args.only = args.only or (QUICK if args.quick else tuple(CLIENTS))

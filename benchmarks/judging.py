@@ -19,9 +19,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from _rounds_report import spread
 from openai import AsyncOpenAI
@@ -88,7 +88,7 @@ def work_of(count: int, judge: Judge, decider: Judge) -> Work:
     items = [(PROMPT.format(index=index), RESPONSE.format(index=index), f"{index / 9:g} minutes") for index in range(900, 900 + count)]
     fields = ("prompt", "response", "reference")
     writing, deciding = (each._builders.get((most,), pairs=False) for each, most in ((judge, 0), (decider, len(CRITERIA.criteria))))
-    inputs = [[each.requests(dict(zip(fields, item, strict=True)))[0].inputs for item in items] for each in (writing, deciding)]
+    inputs = [[each.item(dict(zip(fields, item, strict=True))).calls[0].inputs for item in items] for each in (writing, deciding)]
     return Work(items, inputs[0], [[{"role": "user", "content": each.input}] for each in inputs[1]])
 
 
@@ -236,26 +236,20 @@ def section(run: dict[str, Any]) -> str:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        rewrite_section(PAGE, "judging", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        rewrite_section(PAGE, "judging", section(load(args.json)))
         return
     records = asyncio.run(measure(args.rounds, args.items, DECIDING if args.deciding else ()))
     run = {"machine": machine(), "rounds": args.rounds, "items": args.items, "records": records}
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     print(report(records))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "one round of 16 items")
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="how often all is measured (default %(default)s)")
     parser.add_argument("--items", type=int, default=2000, metavar="N", help="items of a measurement (default %(default)s)")
     parser.add_argument("--deciding", action="store_true", help="measure judges that decide only, beside plain calls with the same text")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="one round of 16 items")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.rounds, args.items = 1, 16
     return args

@@ -14,12 +14,11 @@ counted by the servers.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, machine, rewrite_section
 from _processes import ClientFailed, cores
 from makespan_clients import BARE, CANDIDATES, CLIENTS, OURS, Client
@@ -34,15 +33,14 @@ CAP = 12.0  # a batch is stopped after this many times its lower bound
 def main() -> None:
     args = arguments()
     if args.markdown:
-        rewrite_section(PAGE, "makespan", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        rewrite_section(PAGE, "makespan", section(load(args.json)))
         return
     run = facts(args)
     try:
         for record in records(args):
             run["records"].append(record)
     finally:
-        if args.json:
-            args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+        save(args.json, run)
     print(tables(run))
     if failed := [record for record in run["records"] if record.get("error") or record.get("wrong")]:
         sys.exit("\n".join(f"{each['client']} on {each['fleet']}: {each.get('error') or 'wrong answers'}" for each in failed))
@@ -100,18 +98,13 @@ def arguments() -> argparse.Namespace:
     every = {client.name: client for client in (*CLIENTS, *CANDIDATES, BARE)}
     fleets = {fleet.name: fleet for fleet in FLEETS}
     usual = [client.name for client in CLIENTS]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "ours and bare aiohttp on a fleet that needs a second, one seed")
     parser.add_argument("--fleets", nargs="+", choices=fleets, default=list(fleets), metavar="NAME", help=f"of {', '.join(fleets)}")
     parser.add_argument("--clients", nargs="+", choices=every, default=usual, metavar="NAME", help=f"of {', '.join(every)}")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="how many, from 1; of lengths and faults (default %(default)s)")
     parser.add_argument("--requests", type=int, metavar="N", help="conversations of a bulk, instead of each fleet's own number")
     parser.add_argument("--cap", type=float, default=CAP, metavar="N", help="bounds after which a bulk is stopped (default %(default)g)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="ours and bare aiohttp on a fleet that needs a second, one seed")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     args.fleets, args.clients = [fleets[name] for name in args.fleets], [every[name] for name in args.clients]
     if args.quick:
         args.fleets, args.clients, args.seeds = [QUICK], [OURS, BARE], 1

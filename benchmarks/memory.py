@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from clients._harness import Memory, Messages, conversations
 
@@ -114,26 +113,20 @@ def report(run: dict[str, Any]) -> str:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         rewrite_section(PAGE, "memory", f"Measured on {describe(run['machine'])} {run['result']['in_flight']} in flight.\n\n{report(run)}")
         return
     run = {"machine": machine(), "result": asyncio.run(measure(args.items, args.in_flight, adaptive=args.adaptive))}
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     print(report(run))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "20,000 items")
     parser.add_argument("--items", type=int, default=1_000_000, metavar="N", help="items of the bulk (default %(default)s)")
     parser.add_argument("--in-flight", type=int, default=512, metavar="N", help="most calls in flight (default %(default)s)")
     parser.add_argument("--adaptive", action="store_true", help="with adaptive windows, up to 64 an endpoint used from the start")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="20,000 items")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.items = 20_000
     return args

@@ -16,16 +16,15 @@ that the servers reported. The column "most" is the largest possible gain: the m
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from fakes.model_server import MODELS
 from prefix_report import BASE, MISS, misses, section, tables
@@ -122,7 +121,7 @@ def predicted(world: PulledWorld) -> dict[str, Any]:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         rewrite_section(PAGE, "prefix-sockets" if "sockets" in run else "prefix", (over_sockets if "sockets" in run else section)(run))
         return
     if args.sockets:
@@ -137,8 +136,7 @@ def main() -> None:
         for records in results(cells(args), args.workers):
             run["records"] += records
     finally:
-        if args.json:
-            args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+        save(args.json, run)
     print(tables(run))
     print("\nmissed targets:", table(MISS, misses(run)), sep="\n")
 
@@ -155,8 +153,7 @@ def measured_over_sockets(args: argparse.Namespace) -> None:
         said = record.get("error") or f"{record['wall_s']:.1f} s, {record['right']} of {record['requests']} right"
         print(f"seed {record['seed']}, {record['workload']}: {record['client']} {said}", file=sys.stderr, flush=True)
         records.append(record)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "sockets": records}, indent=1), encoding="utf-8")
+    save(args.json, {"machine": machine(), "sockets": records})
     print(report(records))
 
 
@@ -192,7 +189,7 @@ def _run(cell: Cell) -> list[dict[str, Any]]:
 
 def arguments() -> argparse.Namespace:
     workloads, fleets = {each.name: each for each in WORKLOADS}, {each.name: each for each in FLEETS}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "small batches of two workloads, one seed")
     parser.add_argument("--workloads", nargs="+", choices=list(workloads), metavar="NAME", help=f"of {', '.join(workloads)}")
     _choice(parser, "--fleets", fleets)
     _choice(parser, "--models", MODELS)
@@ -206,13 +203,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--hedge", action="store_true", help="the scheduler may send slow requests twice")
     parser.add_argument("--no-caching", action="store_true", help="servers without a prefix cache")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
-    parser.add_argument("--markdown", action="store_true", help="simulate nothing; write docs/benchmarks.md from the file of --json")
     parser.add_argument("--sockets", action="store_true", help="real sockets: a fake fleet with prefix caches, and other clients")
-    parser.add_argument("--quick", action="store_true", help="small batches of two workloads, one seed")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.workloads, args.models, args.fleets, args.seeds, args.scale, args.workers = ["grpo", "nothing"], ["8B"], ["4"], 1, 0.1, 1
     args.seeds = args.seeds or (3 if args.sockets else 10)

@@ -19,15 +19,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from clients._harness import Messages
 from memory import MODEL, NowhereWire
@@ -71,10 +70,10 @@ def scheduled(jobs: Sequence[PrefixJob], prefixes: Sequence[Prefix | None]) -> f
     scheduler.open(now, feed)
     while True:
         out, scheduler.out = scheduler.out, []
-        for command in out:
-            if command[0] == SEND:
-                under_way.append(command[1])
-            elif command[0] == MORE:
+        for each in out:
+            if each[0] == SEND:
+                under_way.append(each[1])
+            elif each[0] == MORE:
                 most = min(len(todo), place + max(READ_AHEAD, feed.read_ahead - len(feed.buffer)))
                 for at in range(place, most):
                     task = Task(todo[at][0], pool, 5, None, None, at)
@@ -238,24 +237,18 @@ def report(parts: dict[str, list[Rows]]) -> str:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         rewrite_section(PAGE, "prefix-cost", f"Measured on {describe(run['machine'])} {run['rounds']} rounds.\n\n{report(run['parts'])}")
         return
     run = {"machine": machine(), "rounds": args.rounds, "parts": rounds(args)}
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     print(report(run["parts"]))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "small batches, one round")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="small batches, one round")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.rounds = 1
     return args

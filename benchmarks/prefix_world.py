@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heappop
 from math import inf
 from typing import Any
 
@@ -245,13 +244,9 @@ class RoutedWorld:
 
     def play(self, jobs: Sequence[PrefixJob], dies_after: int | None) -> Ledger:
         """Run a batch. After so many answers the first replica dies, and its requests go to others."""
-        agenda, self._waiting, self._dies_after = self.agenda, deque(jobs), dies_after
+        self._waiting, self._dies_after = deque(jobs), dies_after
         self._feed()
-        while self.ledger.ended < len(jobs):
-            if agenda.unsettled:
-                agenda.settle()
-            agenda.now, _, what, argument = heappop(agenda.heap)
-            what(argument)
+        self.agenda.run(lambda: self.ledger.ended == len(jobs))
         return self.ledger
 
     def _feed(self) -> None:

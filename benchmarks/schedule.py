@@ -10,13 +10,13 @@ Each measurement is a fresh process, and each round measures all decorators in t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from _command import command, load, parsed, save
 from _environments import python_of
 from _pages import PAGE, describe, machine, rewrite_section, table
 from _processes import ClientFailed, run_client
@@ -103,27 +103,21 @@ def _middle(records: Sequence[dict[str, Any]], name: str, case: str, what: str, 
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         text = f"Medians of {run['rounds']} rounds, measured on {describe(run['machine'])}\n\n{report(run['records'])}"
         rewrite_section(PAGE, "schedule", text)
         return
     run = {"machine": machine(), "rounds": args.rounds, "records": measure(args)}
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     print(report(run["records"]))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "one round of ours and of no decorator, 2,000 calls and keys")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default %(default)s")
     parser.add_argument("--calls", type=int, default=20_000, metavar="N", help="calls of a measurement (default %(default)s)")
     parser.add_argument("--keys", type=int, default=100_000, metavar="N", help="keys of the measurement of memory (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="one round of ours and of no decorator, 2,000 calls and keys")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.rounds, args.calls, args.keys = 1, 2_000, 2_000
     return args

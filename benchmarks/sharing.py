@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
-from qreward.quota.file_ledger import FileTransport
+from qreward.quota.file_ledger import FileLedger
 from qreward.quota.ledger import RENEW, Demand, Ledger, RenewRequest
 
 MEMBERS = (1, 8, 64)
@@ -47,8 +47,8 @@ def measure(members: int, rounds: int) -> dict[str, float]:
     ledger = Ledger()
     pure = cost(lambda number: ledger.renew(tick(), f"m{number % members}", asked(number // members)), rounds * members)
     with tempfile.TemporaryDirectory() as folder:
-        carrier = FileTransport(Path(folder) / "shares", tick)
-        carried = cost(lambda number: carrier.renew("k", f"m{number % members}", asked(number // members)), rounds * members)
+        carrier = FileLedger("k", Path(folder) / "shares", tick)
+        carried = cost(lambda number: carrier.renew(f"m{number % members}", asked(number // members)), rounds * members)
         carrier.close()
     return {"members": members, "ledger_us": pure, "file_us": carried, "core_percent": carried / 1e6 / RENEW * 100}
 

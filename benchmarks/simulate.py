@@ -7,7 +7,6 @@ alone behind one source, for ten minutes of virtual time. ``--scenarios`` simula
     python benchmarks/simulate.py --json simulation.json                # everything, five seeds: a few minutes
     python benchmarks/simulate.py --json simulation.json --markdown     # runs nothing; writes docs/benchmarks.md from that file
     python benchmarks/simulate.py --models --controllers ours aimd gradient2 fixed64 --seeds 2
-    python benchmarks/simulate.py --only n11 S8 --prototype window.py   # compares with a limiter from a file
     python benchmarks/simulate.py --quick                               # a second: two models, one small batch
     python benchmarks/simulate.py --shell --only S2-500 S8              # scenarios through the whole engine on asyncio
 """
@@ -15,15 +14,14 @@ alone behind one source, for ten minutes of virtual time. ``--scenarios`` simula
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, machine, rewrite_section
 from simulation.closed_loop import run_model
 from simulation.controllers import NAMES, OURS, PUSH
@@ -47,21 +45,20 @@ class Job:
     seed: int
     seconds: float | None
     timeout: float | None
-    prototype: Path | None
     shell: bool = False
 
     def run(self) -> dict[str, Any]:
         """Run it and return its record."""
         if self.part == "models":
             model, more = MODELS[self.name], {"seconds": self.seconds, "timeout": self.timeout}
-            return run_model(model, self.controller, self.seed, prototype=self.prototype, **more)
-        return Run.prepare(SCENARIOS[self.name], self.controller, self.seed, self.prototype, shell=self.shell).play().record()
+            return run_model(model, self.controller, self.seed, **more)
+        return Run.prepare(SCENARIOS[self.name], self.controller, self.seed, shell=self.shell).play().record()
 
 
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         if run["options"].get("shell"):
             sys.exit("--markdown writes what the core alone does; this file is of --shell")
         for part, section in SECTIONS.items():
@@ -71,8 +68,7 @@ def main() -> None:
     run = {"machine": machine(), "options": options(args), "models": [], "scenarios": []}
     for part in SECTIONS:
         run[part] = records(planned(args, part), args.processes, alone=part == "scenarios")
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     if run["models"]:
         print(models_table(run["models"], args.controllers))
     if run["scenarios"]:
@@ -86,7 +82,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 def planned(args: argparse.Namespace, part: str) -> list[Job]:
     """Return all runs of a part, in the order of the tables."""
     return [
-        Job(part, name, controller, seed, args.seconds, args.timeout, args.prototype, args.shell)
+        Job(part, name, controller, seed, args.seconds, args.timeout, args.shell)
         for name in getattr(args, part)
         for controller in controllers(args, part, name)
         for seed in range(1, args.seeds + 1)
@@ -124,26 +120,16 @@ def _run(numbered: tuple[int, Job]) -> tuple[int, dict[str, Any]]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "two models for a minute of virtual time, one small bulk, one seed")
     parser.add_argument("--models", action="store_true", help="one endpoint of each kind")
     parser.add_argument("--scenarios", action="store_true", help="bulks on fleets")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"these; of {', '.join([*MODELS, *SCENARIOS])}")
     parser.add_argument("--controllers", nargs="+", choices=NAMES, default=[OURS], metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of an attempt, in the models; by default it is learned")
-    parser.add_argument("--prototype", type=Path, metavar="PATH", help="file with a class Window, run as the controller 'prototype'")
     parser.add_argument("--processes", type=int, choices=range(1, MOST_PROCESSES + 1), default=min(MOST_PROCESSES, os.cpu_count() or 1))
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
     parser.add_argument("--shell", action="store_true", help="scenarios only, and ours: through the whole engine instead of the core")
-    parser.add_argument("--markdown", action="store_true", help="run nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="two models for a minute of virtual time, one small bulk, one seed")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
-    if args.prototype and "prototype" not in args.controllers:
-        args.controllers = [*args.controllers, "prototype"]
-    if "prototype" in args.controllers and not args.prototype:
-        parser.error("the controller 'prototype' needs --prototype PATH")
+    args = parsed(parser)
     if args.shell and (args.models or args.controllers != [OURS]):
         parser.error(f"--shell plays scenarios, with the controller {OURS!r}")
     if unknown := set(args.only or ()) - {*MODELS, *SCENARIOS}:

@@ -12,13 +12,12 @@ figure is the mean of the seconds of a step, from the third step on, over all se
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from statistics import mean
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from fakes.model_server import MODELS
 from prefix_workloads import PrefixJob
@@ -90,27 +89,21 @@ def report(found: list[dict[str, Any]]) -> str:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = json.loads(args.json.read_text(encoding="utf-8"))
+        run = load(args.json)
         text = f"{run['seeds']} seeds, virtual time, on {describe(run['machine'])}\n\n{report(run['records'])}"
         rewrite_section(PAGE, "steps", text)
         return
     run = {"machine": machine(), "seeds": args.seeds, "records": records(args)}
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    save(args.json, run)
     print(report(run["records"]))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "one fleet, one size, one seed")
     parser.add_argument("--fleets", nargs="+", choices=list(FLEETS), default=list(FLEETS), metavar="NAME", help=f"of {', '.join(FLEETS)}")
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="requests of a step")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
-    parser.add_argument("--markdown", action="store_true", help="simulate nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="one fleet, one size, one seed")
-    args = parser.parse_args()
-    if args.markdown and not args.json:
-        parser.error("--markdown needs --json PATH, the file to read")
+    args = parsed(parser)
     if args.quick:
         args.fleets, args.sizes, args.seeds = list(FLEETS)[:1], list(SIZES)[1:2], 1
     return args

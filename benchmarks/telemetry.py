@@ -13,7 +13,6 @@ thread of the batch processor.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -22,9 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
@@ -229,24 +228,18 @@ def section(run: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "two short rounds")
     parser.add_argument("--rounds", type=int, default=21, help="how often all ways are measured (default %(default)s)")
     parser.add_argument("--calls", type=int, default=2000, help="calls in one measurement (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
-    parser.add_argument("--quick", action="store_true", help="two short rounds")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.markdown:
-        if not args.json:
-            parser.error("--markdown needs --json PATH, the file to read")
-        rewrite_section(PAGE, "telemetry", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        rewrite_section(PAGE, "telemetry", section(load(args.json)))
         return
     rounds, calls = (2, 100) if args.quick else (args.rounds, args.calls)
     records = asyncio.run(measure(rounds, calls))
     found = rows(records)
-    if args.json:
-        run = {"machine": machine(), "rounds": rounds, "calls": calls, "records": records, "rows": [asdict(row) for row in found]}
-        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    run = {"machine": machine(), "rounds": rounds, "calls": calls, "records": records, "rows": [asdict(row) for row in found]}
+    save(args.json, run)
     print(table(found))
 
 

@@ -18,7 +18,7 @@ _HOMES = {
     "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.judge.agreement": ("AgreementReport", "agreement"),
     "qreward.judge.calibration": ("Calibration",),
-    "qreward.judge.cascade": ("Cascade", "CascadeConfig", "CascadeStats", "SyncScorer"),
+    "qreward.judge.cascade": ("Cascade", "CascadeConfig", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.gold": ("calibrate",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
@@ -42,7 +42,7 @@ _HOMES = {
     "qreward.streaming.handles": ("BatchStream", "Stream"),
     "qreward.streaming.sync": ("SyncBatchStream", "SyncStream"),
     "qreward.decisions": ("Choice", "Decision", "DecisionAnswer", "Score", "YesNo"),
-    "qreward.engine.stream_sink": ("StreamRestarted",),
+    "qreward.engine.streams": ("StreamRestarted",),
     "qreward.sync_client": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from qreward.decisions import DecisionAnswer as DecisionAnswer
     from qreward.decisions import Score as Score
     from qreward.decisions import YesNo as YesNo
-    from qreward.engine.stream_sink import StreamRestarted as StreamRestarted
+    from qreward.engine.streams import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest
     from qreward.errors import BatchCancelled as BatchCancelled
@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from qreward.judge.calibration import Calibration as Calibration
     from qreward.judge.cascade import Cascade as Cascade
     from qreward.judge.cascade import CascadeConfig as CascadeConfig
-    from qreward.judge.cascade import CascadeStats as CascadeStats
     from qreward.judge.cascade import SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.gold import calibrate as calibrate

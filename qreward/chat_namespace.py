@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from qreward.codecs.chat_stream import tells_usage_only
@@ -72,14 +72,10 @@ class SyncChunkStream:
 
 
 class Completions:
-    """The object ``client.chat.completions``. Its method ``create`` requests a chat completion.
+    """The object ``client.chat.completions`` of a :class:`QRewardClient`. Its method ``create`` requests a chat completion."""
 
-    Args:
-        chat_completion, stream_chat_completion: the methods of the client that have these names.
-    """
-
-    def __init__(self, chat_completion: Callable[..., Awaitable[ChatCompletion]], stream_chat_completion: Callable[..., Stream]) -> None:
-        self._chat_completion, self._stream_chat_completion = chat_completion, stream_chat_completion
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     @overload
     async def create(
@@ -99,9 +95,8 @@ class Completions:
         Args:
             messages, model: as in :meth:`QRewardClient.chat_completion`.
             stream: True returns the response in chunks. The call then ends when the first token is received.
-            params: ``timeout``, ``extra_headers``, ``extra_body``, ``priority``, ``hedge`` and ``tenant``, as in
-                :meth:`QRewardClient.chat_completion`. Other parameters go into the JSON body. Parameters set to the SDK's ``NOT_GIVEN`` or
-                ``omit`` are left out. If ``timeout`` is an ``httpx.Timeout``, its read timeout is used.
+            params: options as in :meth:`QRewardClient.chat_completion`. Other parameters go into the JSON body. Parameters set to the SDK's
+                ``NOT_GIVEN`` or ``omit`` are left out. If ``timeout`` is an ``httpx.Timeout``, its read timeout is used.
 
         Returns:
             The openai package's ``ChatCompletion``, or a :class:`ChunkStream` if ``stream`` is True.
@@ -115,11 +110,15 @@ class Completions:
             ...     answer = await client.chat.completions.create(model="judge-7b", messages=messages, temperature=0)
             ...     return answer.choices[0].message.content
         """
-        given = _given(params)
+        if params.get("extra_query"):
+            raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
+        given = {name: value for name, value in params.items() if name != "extra_query" and not _is_left_out(value)}
+        if "timeout" in given:
+            given["timeout"] = getattr(given["timeout"], "read", given["timeout"])  # an httpx.Timeout
         if not stream:
-            return await self._chat_completion(messages, model, **given)
+            return cast("ChatCompletion", await self._client.chat_completion(messages, model, **given))
         usage_wanted = "stream_options" in given or "stream_options" in (given.get("extra_body") or {})
-        return ChunkStream(await self._stream_chat_completion(messages, model, **given), usage_wanted)
+        return ChunkStream(await self._client.stream_chat_completion(messages, model, **given), usage_wanted)
 
 
 class SyncCompletions:
@@ -136,20 +135,17 @@ class SyncCompletions:
     def create(
         self, *, messages: Iterable[Any], model: str, stream: bool | None = False, **params: Any
     ) -> ChatCompletion | SyncChunkStream: ...
-    def create(
-        self, *, messages: Iterable[Any], model: str, stream: bool | None = False, **params: Any
-    ) -> ChatCompletion | SyncChunkStream:
+    def create(self, *, stream: bool | None = False, **params: Any) -> ChatCompletion | SyncChunkStream:
         """Request a chat completion. See :meth:`Completions.create`."""
-        create = cast("Callable[..., Any]", self._completions.create)
-        answer: Any = portal().call(create, messages=messages, model=model, stream=stream, **params)
+        answer: Any = portal().call(cast("Callable[..., Any]", self._completions.create), stream=stream, **params)
         return SyncChunkStream(answer) if stream else cast("ChatCompletion", answer)
 
 
 class ChatNamespace:
     """The object ``client.chat``, which holds ``completions``."""
 
-    def __init__(self, chat_completion: Callable[..., Awaitable[ChatCompletion]], stream_chat_completion: Callable[..., Stream]) -> None:
-        self.completions = Completions(chat_completion, stream_chat_completion)
+    def __init__(self, client: Any) -> None:
+        self.completions = Completions(client)
 
 
 class SyncChatNamespace:
@@ -159,17 +155,6 @@ class SyncChatNamespace:
         self.completions = SyncCompletions(chat.completions)
 
 
-def _given(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that have a value, as arguments of the client. Raises ``ConfigError`` if ``extra_query`` has a value."""
-    if params.get("extra_query"):
-        raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
-    given = {name: value for name, value in params.items() if name != "extra_query" and not _is_blank(value)}
-    if "timeout" in given:
-        given["timeout"] = getattr(given["timeout"], "read", given["timeout"])  # an httpx.Timeout
-    return given
-
-
-def _is_blank(value: object) -> bool:
-    """Return True for the SDK's markers of an omitted parameter. ``None`` is not one of them."""
+def _is_left_out(value: object) -> bool:  # one of the SDK's markers; None is not one of them
     kind = type(value)
     return kind.__name__ in ("NotGiven", "Omit") and kind.__module__.partition(".")[0] == "openai"

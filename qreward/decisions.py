@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import ascii_uppercase
-from typing import NamedTuple, overload
+from typing import overload
 
 import msgspec
 
@@ -257,12 +257,8 @@ class DecisionAnswer:
         return self._probabilities
 
 
-class FoundAnswer(NamedTuple):
-    """Holds the answer to one question. The label mass and the confidence are None if the server does not report them."""
-
-    probabilities: tuple[float, ...]
-    label_mass: float | None = None
-    confidence: float | None = None
+FoundAnswer = tuple[tuple[float, ...], float | None, float | None]
+"""The probabilities of the answer to one question, its label mass, and its confidence; None for what the server does not report."""
 
 
 def too_improbable(label_mass: float | None, least: float) -> str:
@@ -288,14 +284,14 @@ class AnswerTable(msgspec.Struct, frozen=True):
         flat: list[float] = []
         masses: list[float | None] = []
         confidences, errors = list[float](), dict[int, QRewardError]()
-        for place, (question, each) in enumerate(zip(questions, found, strict=True)):
+        for each in found:
             if isinstance(each, QRewardError):
-                errors[place] = each
-                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - keeps the places of the other answers
-            flat += each.probabilities
-            masses.append(each.label_mass)
-            whole = 1.0 if each.label_mass is None else each.label_mass
-            confidences.append(max(each.probabilities) * whole if each.confidence is None else each.confidence)
+                errors[place := len(masses)] = each
+                each = (0.0,) * len(questions[place].options), None, None  # noqa: PLW2901 - keeps the places of the other answers
+            numbers, mass, confidence = each
+            flat += numbers
+            masses.append(mass)
+            confidences.append(max(numbers) * (1.0 if mass is None else mass) if confidence is None else confidence)
         return cls(questions, tuple(flat), tuple(masses), tuple(confidences), errors)
 
     @classmethod

@@ -134,7 +134,7 @@ class ChatOptions(CallOptions, total=False):
     group: object
 
 
-class CollectingOptions(TypedDict, total=False):
+class ResultOptions(TypedDict, total=False):
     """Options that decide how the results of many items are collected.
 
     Attributes:
@@ -142,20 +142,12 @@ class CollectingOptions(TypedDict, total=False):
         progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
             :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
         keep_results: False returns only the statistics, so that memory does not grow with the number of items.
+        on_result: function called in the event loop with each ``Result`` as soon as it is known.
     """
 
     deadline: float | None
     progress: bool | Callable[[Progress], object] | None
     keep_results: bool
-
-
-class ResultOptions(CollectingOptions, total=False):
-    """Options that decide how the results of a batch are collected.
-
-    Attributes:
-        on_result: function called in the event loop with each ``Result`` as soon as it is known.
-    """
-
     on_result: Callable[[Result[Any]], object] | None
 
 
@@ -187,7 +179,6 @@ class BulkOptions(TypedDict, total=False):
     max_tokens: int | None
     sample: int | None
     shard: tuple[int, int] | None
-    order: Literal["input", "any"]
     retry_failed: bool
     resume: Literal["auto", "force"]
     provider_batches: Literal["auto", "never"]
@@ -205,7 +196,7 @@ class StreamOptions(ChatOptions, total=False):
     on_interrupt: Literal["raise", "restart"]
 
 
-class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
+class BatchStreamOptions(StreamOptions, ResultOptions, total=False):
     """Options of a batch of streams.
 
     Attributes:
@@ -246,7 +237,6 @@ def show_options(client: type) -> None:
 
 
 def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
-    """Divide the arguments of a call into options and parameters."""
     names = _names_of(kind)
     if names.isdisjoint(options):
         return Arguments({}, dict(options))
@@ -340,7 +330,6 @@ def _place_of(name: str) -> str | None:
 
 
 def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[ClientConfig, dict[str, Any]]:
-    """Return the configuration of a client, and the arguments of its runtime that are not part of the configuration."""
     for name in settings:
         if name not in ClientSettings.__optional_keys__:
             hint = _place_of(name) or did_you_mean(name, sorted(ClientSettings.__optional_keys__))
@@ -362,21 +351,18 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
 
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Return ``given`` if it is None or a function that is not async, or raise ``ConfigError``."""
     if given is not None and kind_of(given) is not FunctionKind.THREADED:
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
 
 
 def endpoints_of(given: object) -> tuple[Endpoint, ...]:
-    """Return several endpoints, each from any form that :func:`endpoint_of` accepts."""
     if isinstance(given, str | Mapping | Endpoint) or not isinstance(given, Iterable):
         raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
     return tuple(map(endpoint_of, given))
 
 
 def endpoint_of(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
-    """Return an endpoint from an ``Endpoint``, a mapping of its settings, or its URL."""
     if isinstance(given, Endpoint):
         return given
     if isinstance(given, str):
@@ -403,15 +389,19 @@ def count(name: str, value: int) -> int:
 
 
 def request_options(options: Mapping[str, Any], default_timeout: float | None) -> RequestOptions:
-    """Return the scheduling options of the requests of one call."""
+    """Check the options of a call that concern each of its requests. The requests of a call with ``on_interrupt`` are streamed."""
     timeout = options.get("timeout", DEFAULT)
     hedge, tenant = options.get("hedge", True), options.get("tenant")
+    streamed, on_interrupt = "on_interrupt" in options, options.get("on_interrupt", "raise")
     if not isinstance(hedge, bool):
         raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
     if tenant is not None and (not isinstance(tenant, str) or not tenant):
         raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
+    if on_interrupt not in ("raise", "restart"):
+        raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
     limit = default_timeout if timeout is DEFAULT else seconds("timeout", timeout)
     try:
-        return RequestOptions(priority_level(options.get("priority", Priority.NORMAL)), limit, hedge, tenant)
+        level = priority_level(options.get("priority", Priority.NORMAL))
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None
+    return RequestOptions(level, limit, hedge, tenant, on_interrupt == "restart", streamed)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
+from qreward.notebook.render import number, seconds
 from qreward.records import retries
 from qreward.results import Result, RouteLoad, dollars
 from qreward.scheduler.stats import Quantiles
@@ -22,8 +23,6 @@ from qreward.scheduler.stats import Quantiles
 VARIABLE = "QREWARD_PROGRESS"
 """Environment variable. If it is 1, a call with ``progress=None`` shows its progress."""
 
-LEAST_WHY = 20
-"""Minimum number of characters of a reason in a bar."""
 QUIET = 5.0
 """Seconds without a result after which the progress says why."""
 
@@ -76,15 +75,6 @@ class Progress:
     why: str = ""
 
 
-class ProgressView(Protocol):
-    """Shows progress. ``show`` is called every ``interval`` seconds, and ``close`` at the end. ``show`` may change ``interval``."""
-
-    interval: float
-
-    def show(self, progress: Progress) -> None: ...
-    def close(self, progress: Progress) -> None: ...
-
-
 def start_progress(
     wanted: bool | Literal["plain"] | Callable[[Progress], object] | None,
     total: int | None = None,
@@ -100,27 +90,24 @@ def start_progress(
     the load of the route, in how many seconds a number of items is done, and why no item ends. Raises ``ConfigError``.
     """
     view = _view(wanted, title)
-    return None if view is None else ProgressMeter(view, total, (load, done_in, why), prices or {}, clock)
+    return None if view is None else ProgressMeter(view, total, load, done_in, why, prices or {}, clock)
 
 
 class ProgressMeter:
     """Counts the results of one batch and shows the counts. An exception from the view is logged once; the batch continues."""
 
-    __slots__ = (
-        "_began", "_clock", "_closed", "_cost", "_counts", "_done_in", "_due", "_latencies", "_load", "_moved_at", "_prices",
-        "_quiet_since", "_total", "_troubled", "_view", "_why",
-    )  # fmt: skip
-
     def __init__(
         self,
-        view: ProgressView,
+        view: _Plain | _Lines | _Bar,
         total: int | None,
-        route: tuple[Callable[[], RouteLoad] | None, Callable[[int], tuple[float, float] | None] | None, Callable[[], str] | None],
+        load: Callable[[], RouteLoad] | None,
+        done_in: Callable[[int], tuple[float, float] | None] | None,
+        why: Callable[[], str] | None,
         prices: Mapping[str, tuple[float, float]],
         clock: Callable[[], float],
     ) -> None:
         self._view, self._total, self._prices, self._clock = view, total, prices, clock
-        self._load, self._done_in, self._why = route
+        self._load, self._done_in, self._why = load, done_in, why
         self._counts = dict.fromkeys(
             ("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens", "cached_tokens"), 0
         )
@@ -210,7 +197,7 @@ class ProgressMeter:
                 _log.warning("progress could not be shown; the batch goes on (logged once per batch)", exc_info=True)
 
 
-def _view(wanted: object, title: str) -> ProgressView | None:
+def _view(wanted: object, title: str) -> _Plain | _Lines | _Bar | None:
     if wanted is None:
         wanted = is_on(VARIABLE)
     if callable(wanted) and kind_of(wanted) is FunctionKind.THREADED:
@@ -263,7 +250,7 @@ class _Lines:
 
 
 class _Bar:
-    """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first."""
+    """A tqdm bar with those details after the rate that fit into the line. tqdm cuts off what is too long."""
 
     interval = 0.25
 
@@ -282,22 +269,15 @@ class _Bar:
         elif progress.eta is not None:  # in place of tqdm's estimate
             left = f"[{{elapsed}}<{_band(progress.eta)}, {{rate_fmt}}{{postfix}}]"
             self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} {left}"
-        self._bar.set_postfix_str(self._fitting(progress), refresh=False)
+        line = self._bar.format_dict | {"n": progress.done, "ncols": None}
+        columns, parts = self._bar.format_dict["ncols"], details(progress)
+        while parts and columns and len(self._bar.format_meter(**line | {"postfix": ", ".join(parts)})) >= columns:
+            parts.pop()
+        self._bar.set_postfix_str(progress.why or ", ".join(parts), refresh=False)
         if new := progress.done - self._bar.n:
             self._bar.update(new)
         else:
             self._bar.refresh()
-
-    def _fitting(self, progress: Progress) -> str:
-        """Return as many details as leave space for a bar of ten characters and the closing bracket."""
-        line = self._bar.format_dict | {"n": progress.done}
-        columns = line["ncols"]
-        texts = (", ".join(details(progress, least)) for least in range(8))
-        for text in [progress.why] if progress.why else texts:
-            over = len(self._bar.format_meter(**line | {"postfix": text, "ncols": None})) + 1 - columns if columns else 0
-            if over <= 0:
-                return text
-        return f"{progress.why[: -over - 1]}…" if progress.why and over < len(progress.why) - LEAST_WHY else ""
 
     def close(self, progress: Progress) -> None:
         try:
@@ -332,56 +312,39 @@ def is_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-def details(progress: Progress, least: int = 0) -> list[str]:
-    """Return the details of a progress line. Details that are zero, unknown or below the importance ``least`` are left out."""
+def details(progress: Progress) -> list[str]:
+    """Return the details of a progress line, most important first. Details that are zero or unknown are left out."""
     done, tokens = progress.done, progress.prompt_tokens + progress.completion_tokens
-    texts = (  # (importance, text): if a line is too short for all of them, the least important are left out first
-        (7, f"{progress.down} of {progress.endpoints} down" if progress.down else ""),
-        (3, f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else ""),
-        (5, f"{progress.in_flight}/{progress.window} in flight" if progress.window else ""),
-        (2, f"retried {_percent(progress.retried / done)}" if progress.retried else ""),
-        (1, f"hedged {_percent(progress.hedged / done)}" if progress.hedged else ""),
-        (6, f"err {_percent(progress.failed / done)}" if progress.failed else ""),
-        (0, f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else ""),
-        (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
-        (4, f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else ""),
+    texts = (
+        f"{progress.down} of {progress.endpoints} down" if progress.down else "",
+        f"err {_percent(progress.failed / done)}" if progress.failed else "",
+        f"{progress.in_flight}/{progress.window} in flight" if progress.window else "",
+        f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else "",
+        f"p95 {seconds(progress.p95)}" if progress.p95 is not None else "",
+        f"retried {_percent(progress.retried / done)}" if progress.retried else "",
+        f"hedged {_percent(progress.hedged / done)}" if progress.hedged else "",
+        f"{number(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else "",
+        f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else "",
     )
-    return [text for importance, text in texts if text and importance >= least]
+    return list(filter(None, texts))
 
 
 def _line(title: str, progress: Progress) -> str:
-    line = f"{title}: {', '.join((*_counted(progress), *details(progress)))}"
+    """Return what a tqdm bar shows by itself, the details, and why nothing ends."""
+    done, total, elapsed = progress.done, progress.total, progress.elapsed
+    parts = [f"{done}/{total} ({_percent(done / total)})" if total else f"{done} done", f"{elapsed:.0f} s"]
+    if elapsed > 0 and done:
+        parts.append(f"{number(done / elapsed)}/s")
+    if progress.eta:
+        parts.append(f"about {_band(progress.eta)} left")
+    line = f"{title}: {', '.join((*parts, *details(progress)))}"
     return f"{line}; {progress.why}" if progress.why else line
 
 
-def _counted(progress: Progress) -> list[str]:
-    """Return the parts of a line that a tqdm bar shows by itself: counts, elapsed time, rate and remaining time."""
-    done, total, elapsed = progress.done, progress.total, progress.elapsed
-    rate = done / elapsed if elapsed > 0 else 0.0
-    return [
-        f"{done}/{total} ({_percent(done / total)})" if total else f"{done} done",
-        f"{elapsed:.0f} s",
-        *([f"{_short(rate)}/s"] if rate else []),
-        *([f"about {_band(progress.eta)} left"] if progress.eta else []),
-    ]
-
-
 def _band(eta: tuple[float, float]) -> str:
-    least, most = (f"{seconds:.0f}" for seconds in eta)
+    least, most = (f"{each:.0f}" for each in eta)
     return f"{most} s" if eta[1] <= 1.25 * eta[0] or least == most else f"{least} to {most} s"
-
-
-def _seconds(value: float) -> str:
-    return f"{1000 * value:.0f}ms" if value < 1 else f"{value:.1f}s" if value < 10 else f"{value:.0f}s"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + "%" if not 0 < share < 0.0005 else "<0.1%"
-
-
-def _short(number: float) -> str:
-    for unit in ("", "k", "M"):
-        if number < 999.5:
-            return (f"{number:.1f}" if number < 99.5 else f"{number:.0f}").removesuffix(".0") + unit
-        number /= 1000
-    return f"{number:.1f}G"

@@ -207,7 +207,6 @@ _COUNTS = tuple(field.name for field in fields(EndpointStats) if field.name not 
 
 
 def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    """Return the sum of the statistics of an endpoint in two batches, without quantiles, which cannot be merged."""
     return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})
 
 
@@ -276,7 +275,6 @@ class BatchStats:
 
 
 def dollars(price: tuple[float, float], prompt_tokens: int, completion_tokens: int) -> float:
-    """Return the cost of tokens in US dollars. ``price`` is for a million prompt tokens and a million completion tokens."""
     return (price[0] * prompt_tokens + price[1] * completion_tokens) / 1e6
 
 
@@ -379,13 +377,11 @@ def _score_of(value: Any) -> float:
 
 
 def successful(trail: Sequence[AttemptRecord], endpoint: str, seconds: float) -> AttemptRecord:
-    """Return the record of the successful attempt of a request, which took ``seconds``. ``trail`` has its other attempts."""
     hedge = any(record.outcome == "cancelled" and not record.hedge for record in trail)
     return AttemptRecord(endpoint, "ok", seconds, hedge=hedge)
 
 
 def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QRewardError:
-    """Set ``attempts`` of a ``RequestError`` and return the error. Other errors are returned unchanged."""
     if isinstance(error, RequestError):
         error.attempts = trail
     return error

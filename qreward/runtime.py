@@ -8,26 +8,23 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterab
 from functools import partial
 from random import Random
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.requests import DecisionBatch, in_time, smaller
+from qreward.deciding import DecisionBatch, DialectFinder, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.addresses import AddressLists
 from qreward.engine.batch import BatchWaiter, size_of
 from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
-from qreward.engine.instrumentation import watch_for
+from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, Watcher
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.single import Single
-from qreward.engine.snapshots import ClientState, state_of
 from qreward.engine.stalls import StallWatch
-from qreward.engine.stream_batch import BatchStreamSink
-from qreward.engine.stream_sink import SingleStreamSink
+from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
 from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
@@ -38,15 +35,15 @@ from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import RequestOptions
-from qreward.scoring.merge_queue import MergedItem
 from qreward.scoring.merge_spec import MergeSpec
-from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
+from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, MergedItem, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route
 from qreward.streaming.handles import BatchStream, Stream
 from qreward.transport.backend import HttpBackend
 
+T = TypeVar("T")
 Prepare = Callable[[Any], WireRequest]
 Items = Iterable[Any] | AsyncIterable[Any]
 
@@ -73,10 +70,9 @@ class Runtime:
     def _start(self, config: ClientConfig) -> None:
         self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
-        self.telemetry, watcher, listeners = _watching(telemetry, observers)
+        self.telemetry, watch = _watching(telemetry, observers, self.clock)
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
-        watch = watch_for(watcher, listeners, self.clock)
         backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity, self.addresses)
@@ -91,7 +87,7 @@ class Runtime:
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         self.addresses.follow()
         if self.telemetry is not None:
-            self.telemetry.observe(self, Runtime.state)
+            self.telemetry.instruments.observe(self)
         if "QREWARD_LIVE" in os.environ:
             from qreward.live.channel import show_if_wanted  # noqa: PLC0415 - most programs show themselves to nobody
 
@@ -120,9 +116,6 @@ class Runtime:
     def closed(self) -> bool:
         return self.engine.closed
 
-    def state(self) -> ClientState:
-        return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
-
     def explain(self, model: str | None = None) -> list[Explanation]:
         if model is None:
             return self.look.explain()
@@ -132,37 +125,38 @@ class Runtime:
             return [Explanation(model, "no_endpoint", str(error))]
 
     def register(self, route: Route) -> None:
-        with self._changing:
-            self.fleet.register(route)
-            self.dialects.changed()
+        self._change(partial(self.fleet.register, route))
 
     def add(self, endpoint: Endpoint) -> None:
-        with self._changing:
-            self.fleet.add(endpoint)
-            self._set_prices()
-        self._sources_changed()
+        self._change(partial(self.fleet.add, endpoint))
 
     def remove(self, name: str) -> None:
-        with self._changing:
-            self.fleet.remove(name)
-            self.dialects.changed()
+        self._change(partial(self.fleet.remove, name))
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of the endpoints and settings that changed. Raises ``ConfigError`` for ``transport``."""
         if wanted.transport != self._config.transport:
             raise ConfigError("transport cannot change while the client is in use; make a new client")
-        with self._changing:
+
+        def replace() -> frozenset[str]:
             changed = self.fleet.reload(self.config, wanted)
             self._set_config(wanted)
-            self._set_prices()
-        self._sources_changed()
-        return changed
+            return changed
+
+        return self._change(replace)
 
     def _addresses_changed(self) -> None:
+        self._change(self.fleet.refresh)
+
+    def _change(self, change: Callable[[], T]) -> T:
         with self._changing:
-            self.fleet.refresh()
+            changed = change()
             self._set_prices()
-        self._sources_changed()
+        self.addresses.follow()
+        self.dialects.changed()
+        self.engine.sources_changed()
+        self._sharing.sources_changed()
+        return changed
 
     def _set_prices(self) -> None:
         for source in self.fleet.sources():  # the prices of removed endpoints are kept, for the cost of running batches
@@ -171,12 +165,6 @@ class Runtime:
                 self.prices[endpoint.name] = endpoint.price
             else:
                 self.prices.pop(endpoint.name, None)
-
-    def _sources_changed(self) -> None:
-        self.addresses.follow()
-        self.dialects.changed()
-        self.engine.sources_changed()
-        self._sharing.sources_changed()
 
     async def aclose(self) -> None:
         self.addresses.close()
@@ -189,30 +177,26 @@ class Runtime:
         return self.engine.driver()
 
     def pool(self, model: str) -> Pool:
-        """Return the endpoints that serve a model. Raises ``NoEndpoint``."""
         return self.fleet.pool(model)
 
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
-        """Return the scheduling options of a call. The default of ``timeout`` is the client's timeout."""
         return options.request_options(given, self._config.timeout) if given else self._usual
 
     def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
         """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`."""
-        deadline = options.seconds("deadline", given.get("deadline"))
-        on_result = options.callback("on_result", given.get("on_result"))
-        total = size_of(items)
+        deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
-        progress = start_progress(
-            given.get("progress"),
-            total,
-            title=title,
-            **self.look.for_progress(lambda: [pool]),
-            prices=prices,
-            clock=self.clock,
-        )
+        shown = {"title": title, **self.look.for_progress(lambda: [pool]), "prices": prices, "clock": self.clock}
+        progress = start_progress(given.get("progress"), size_of(items), **shown)
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
+
+    def _batch(self, model: str, items: Items, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the waiter of a batch, apart from ``prepare``. Raises ``NoEndpoint`` and ``ConfigError``."""
+        pool = self.fleet.pool(model)
+        shared = {"driver": self.driver(), "pool": pool, "items": items, "request_options": self.request_options(given)}
+        return shared | self.collecting(given, pool, items, model)
 
     def one(self, call: WireRequest, request_options: RequestOptions) -> Coroutine[Any, Any, Result[Any]]:
         """Return the coroutine that sends one request. Each caller of many holds one object less than with a coroutine of this method."""
@@ -220,10 +204,7 @@ class Runtime:
         return waiter.result(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
 
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        pool, request_options = self.pool(model), self.request_options(given)
-        collecting = self.collecting(given, pool, items, model)
-        waiter = BatchWaiter(self.driver(), pool, items, prepare, request_options=request_options, **collecting)
-        return await waiter.run()
+        return await BatchWaiter(prepare=prepare, **self._batch(model, items, given)).run()
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
         """Send one decision, in several requests if needed. If all requests fail, raises the error of the first request."""
@@ -239,16 +220,9 @@ class Runtime:
                 return cast("Decision", result.value)
             count = (count + 1) // 2
         timeout = request_options.timeout
-        batch = DecisionBatch(
-            self.driver(),
-            pool,
-            [call],
-            lambda call: call,
-            most=lambda: min(most(), count),
-            waited=self.clock() - began,
-            request_options=request_options,
-            **self.collecting({"deadline": timeout, "progress": False}, pool, [call], model),
-        )
+        arguments = self._batch(model, [call], {"deadline": timeout, "progress": False}) | {"request_options": request_options}
+        waited = self.clock() - began
+        batch = DecisionBatch(prepare=lambda call: call, most=lambda: min(most(), count), waited=waited, **arguments)
         (result,) = await batch.run()
         return in_time(result, timeout)
 
@@ -266,22 +240,14 @@ class Runtime:
 
     async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
         """Send the decisions of a batch. The questions of a decision are divided among several requests if needed."""
-        pool, request_options, began = self.pool(model), self.request_options(given), self.clock()
+        began, pool = self.clock(), self.pool(model)
         deadline = options.seconds("deadline", given.get("deadline"))
         options.callback("on_result", given.get("on_result"))
+        self.request_options(given)
         if model not in self.dialects.most:
             await self.dialects.find(self.driver(), pool, model, deadline)
-        waiter = DecisionBatch(
-            self.driver(),
-            pool,
-            items,
-            prepare,
-            most=partial(self.dialects.most_questions, pool, model),
-            waited=self.clock() - began,
-            request_options=request_options,
-            **self.collecting(given, pool, items, model),
-        )
-        return await waiter.run()
+        most, waited = partial(self.dialects.most_questions, pool, model), self.clock() - began
+        return await DecisionBatch(prepare=prepare, most=most, waited=waited, **self._batch(model, items, given)).run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""
@@ -294,19 +260,10 @@ class Runtime:
         return await waiter.results(self._merger(driver, pool, spec, request_options.tenant, spec.key(calls[0])), items)
 
     async def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        model = spec.blank.model
-        pool, request_options, driver = self.pool(model), self.request_options(given), self.driver()
-        waiter = MergedBatchWaiter(
-            driver,
-            pool,
-            items,
-            spec.call,
-            spec=spec,
-            find=lambda key: self._merger(driver, pool, spec, request_options.tenant, key),
-            request_options=request_options,
-            **self.collecting(given, pool, items, model),
-        )
-        return await waiter.run()
+        arguments = self._batch(spec.blank.model, items, given)
+        tenant = arguments["request_options"].tenant
+        find = partial(self._merger, arguments["driver"], arguments["pool"], spec, tenant)
+        return await MergedBatchWaiter(prepare=spec.call, spec=spec, find=find, **arguments).run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Return the merger of items that may share a request. The merger is created for the first item and removed after the last item."""
@@ -325,11 +282,11 @@ class Runtime:
 
     def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
         """Return the stream of one request. Nothing is sent until the stream is used. Raises ``NoEndpoint``."""
-        request_options = self._streaming(given)
+        request_options = self.request_options({"on_interrupt": "raise", **given})
         self.pool(call.model)
 
-        def begin() -> SingleStreamSink:
-            waiter = SingleStreamSink(self.driver())
+        def begin() -> StreamWaiter:
+            waiter = StreamWaiter(self.driver())
             waiter.submit(request_options.task(call, self.pool(call.model), waiter, 0))
             return waiter
 
@@ -337,28 +294,17 @@ class Runtime:
 
     def stream_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchStream:
         """Return the streams of many requests. Nothing is sent until the streams are used. Raises ``NoEndpoint``."""
-        request_options = self._streaming(given)
+        given = {"on_interrupt": "raise", **given}
+        restarts = self.request_options(given).restarts
         most = options.count("max_concurrent_streams", given.get("max_concurrent_streams", 0))
         on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
         options.seconds("deadline", given.get("deadline"))
         self.pool(model)
-
-        def begin() -> BatchStreamSink:
-            pool = self.pool(model)
-            collecting = self.collecting(given, pool, items, model)
-            return BatchStreamSink(self.driver(), pool, items, prepare, request_options=request_options, most=most, **collecting).launch()
-
-        return BatchStream(begin, on_stream_error, restarts=request_options.restarts)
-
-    def _streaming(self, given: Mapping[str, Any]) -> RequestOptions:
-        on_interrupt = given.get("on_interrupt", "raise")
-        if on_interrupt not in ("raise", "restart"):
-            raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
-        return self.request_options(given)._replace(restarts=on_interrupt == "restart", streamed=True)
+        begin = lambda: BatchStreamWaiter(prepare=prepare, most=most, **self._batch(model, items, given))  # noqa: E731
+        return BatchStream(begin, on_stream_error, restarts=restarts)
 
 
 def estimated(call: WireRequest) -> tuple[float, float]:
-    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler."""
     try:
         prompt, most = call.codec.estimate_tokens(call)
     except Exception:
@@ -374,20 +320,20 @@ class Client(Protocol):
 
 
 def runtime_of(client: Client) -> Runtime:
-    """Return the runtime of a client."""
     return client._runtime
 
 
-def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
-    """Return the telemetry, its watcher (None without telemetry) and the observers."""
+def _watching(telemetry: Any, observers: Any, clock: Callable[[], float]) -> tuple[Any, Instrumentation | None]:
+    """Return the telemetry, and what notifies it and the observers (None if there are none)."""
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
-    if telemetry is None:
-        return None, None, list(observers)
-    from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - OpenTelemetry takes a while to import
-    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415
+    watchers: list[Watcher] = [ObserverWatcher(each) for each in observers]
+    if telemetry is not None:
+        from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - OpenTelemetry takes a while to import
+        from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
-    found = Telemetry() if telemetry is DEFAULT else telemetry
-    if not isinstance(found, Telemetry):
-        raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
-    return found, CallWatcher(found), list(observers)
+        telemetry = Telemetry() if telemetry is DEFAULT else telemetry
+        if not isinstance(telemetry, Telemetry):
+            raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(telemetry).__name__}")
+        watchers.insert(0, CallWatcher(telemetry))
+    return telemetry, Instrumentation(watchers, clock) if watchers else None

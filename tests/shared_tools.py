@@ -8,11 +8,12 @@ import functools
 import html
 import inspect
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import pytest
+from aiohttp import web
 from scale import SCALE
 
 T = TypeVar("T")
@@ -40,6 +41,18 @@ async def until(condition: Callable[..., Any], seconds: float = 30.0) -> Any:
         while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
             await asyncio.sleep(0.001)
     return found
+
+
+@asynccontextmanager
+async def serving(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """A server of the test's own; gives its base URL."""
+    runner = web.ServerRunner(web.Server(handle, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
 
 
 def words(page: str) -> str:

@@ -147,7 +147,7 @@ def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) 
     assert status == 1
     assert high["problems"] == [f"its API is one level below base_url; set base_url to {root}/v1"]
     assert (high["state"], stray["state"]) == ("wrong path (404)", "wrong path (404)")
-    assert stray["problems"] == [f"it answers 404 to every request, but it has an API at another path; set base_url to {root}/v1"]
+    assert stray["problems"][0].startswith("it answers 404 to every request; check the host, the port and the path of base_url")
 
 
 Answers = dict[str, tuple[int, str]]
@@ -209,15 +209,11 @@ STRAY: dict[str, tuple[Answers, str, str]] = {
     "nothing at all": ({"*": (404, "")}, "/v1", r"answers 404 to every request; check the host, .* check with --call"),
     "no HTTP": ({"*": (0, "SSH-2.0-OpenSSH_9.6\r\n")}, "/v1", r"the answer is not proper HTTP .*; check the host and port of base_url"),
     "a server that hangs up": ({"*": (0, "")}, "/v1", r"the connection broke .*; check the scheme, the host and the port of base_url"),
-    "a wrong path": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/api/v2", r'has an API at another path; set base_url to \S+/v1'),
-    "/v1 twice": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/v1", r'has an API at another path; set base_url to \S+/v1'),
-    "Infinity with /v1": (
-        {"*": (404, ""), "/health": (200, "{}"), "/models": (200, LIST)}, "/v1",
-        r'answers 404 to a request for its models, but it has an API at another path; set base_url to http://127.0.0.1:\d+',
-    ),
-    "the list itself": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/models", r'has an API at another path; set base_url to \S+/v1'),
+    "a wrong path": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/api/v2", "answers 404 to every request; check the host"),
+    "/v1 twice": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/v1", "answers 404 to every request; check the host"),
+    "the list itself": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/models", "answers 404 to every request; check the host"),
     "no /v1, and no key": ({"*": (404, ""), "/v1/models": (401, "")}, "", r'its API is one level below base_url; set base_url to \S+/v1'),
-    "a login page": ({"*": (302, "https://u:p@sso.example.com/?t=1")}, "/v1", r"redirects to https://sso.example.com \(302 .* final one"),
+    "a login page": ({"*": (302, "https://u:p@sso.example.com/?t=1")}, "/v1", r"redirects \(302 .* final address"),
 }  # fmt: skip
 
 
@@ -298,25 +294,6 @@ def test_a_list_of_models_that_fails_is_no_wrong_path(check: Check) -> None:
     )
 
 
-def test_servers_that_have_no_kind_of_their_own_are_recognised_and_need_the_kind_openai(check: Check) -> None:
-    for owner, product in (("llamacpp", "llama.cpp"), ("infinity", "Infinity")):
-        listed = json.dumps({"object": "list", "data": [{"id": "judge-7b", "owned_by": owner}]})
-        with answering({"*": (404, "{}"), "/health": (200, "{}"), "/v1/models": (200, listed)}) as host:
-            status, (wrong, right) = check.json({"base_url": f"{host}/v1", "kind": "vllm"}, {"base_url": f"{host}/v1", "name": "b"})
-        assert (status, wrong["seems"]) == (1, product)
-        assert wrong["problems"] == [f"it seems to be {product}, not 'vllm'; set kind to 'openai'"]
-        assert (right["problems"], [note for note in right["notes"] if "seems" in note]) == ([], [])
-
-
-def test_the_context_of_the_model_is_a_limit_that_is_told(check: Check) -> None:
-    listed = json.dumps(
-        {"data": [{"id": "a", "max_model_len": 32768}, {"id": "b", "max_model_len": 4096}, {"id": "c", "max_model_len": "x"}]}
-    )
-    with answering({"*": (404, "{}"), "/v1/models": (200, listed)}) as host:
-        assert check.json({"base_url": f"{host}/v1"})[1][0]["limits"] == {"max_model_len": 4096}
-        assert "max_model_len=4096" in check({"base_url": f"{host}/v1"})[1]
-
-
 SERVED: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
     ({"models": ["judge-7b"]}, [], []),
     ({"models": ["judge-*"]}, [], []),
@@ -374,14 +351,6 @@ def test_a_model_that_is_not_listed_is_well_if_it_answers_a_call(check: Check) -
         assert found["notes"] == ["its list of models has no 'judge-7b', but it answered a call for this model"]
         status, (found,) = check.json({**endpoint, "models": ["judge-7b", "judge-8b"]}, more=calls)
         assert (status, found["problems"][0].partition(";")[0]) == (1, "it does not serve 'judge-8b', but 'other'")
-
-
-def test_a_file_of_fakes_is_recognised_in_one_line(check: Check) -> None:
-    fakes: list[dict[str, Any]] = [{"name": "gpu-0", "port": 8100, "responder": "judge"}, {"name": "api", "api_key": KEY}]
-    status, said = check.file({"endpoints": fakes})
-    assert (status, len(said.splitlines())) == (2, 2), said
-    assert "fleet.json: this is a file for `qreward fleet`: its endpoints have 'port', and none has base_url; " in said
-    assert "unknown setting 'port'" in check.file({"endpoints": [fakes[0] | {"base_url": "http://gpu-0:8000/v1"}]})[1]
 
 
 def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> None:

@@ -14,10 +14,9 @@ from qreward.cli import main
 CASES = {
     "qreward chec": "check",
     "qreward check --ti": "--timeout",
-    "qreward run --order a": "any",
+    "qreward run --resume f": "force",
     "qreward judge cal": "calibrate",
     "qreward judge calibrate --meth": "--method",
-    "qreward init --trainer sli": "slime",
     "qreward check flee": "fleet.yaml",
 }
 """What is typed -> the word that is completed."""

@@ -85,7 +85,6 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (endpoint(rpm=600), ("unknown setting 'rpm'; it is part of limits: limits=Limits(rpm=...)",)),
     (endpoint(max_parallel_requests=8), ("limits=Limits(max_concurrency=...), in a file limits.max_concurrency",)),  # LiteLLM's name
     (endpoint(http_client=TRANSPORT, verify=False), ("verify cannot be set together with http_client",)),
-    (endpoint(http_client=TRANSPORT, limits={"connects_per_second": 1}), ("connects_per_second cannot be set",)),
     (endpoint(decisions="generative_scoring"), ("needs decision_labels", "[9693, 2201]")),
     (endpoint(decision_labels=(1, 2)), ("decision_labels", "generative_scoring")),
     (endpoint(decision_labels=(1,), decisions="generative_scoring"), ("decision_labels.1: ", "is required")),
@@ -102,7 +101,7 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (lambda: Endpoint(url="http://a.example/v1"), ("unknown setting 'url'; did you mean 'base_url'?",)),
     (lambda: Route("judge", ["a"]), ("Route: settings are given by name, such as Route(pattern=..., endpoints=...)",)),  # type: ignore[call-arg, misc]
     (lambda: Limits(64), ("Limits: settings are given by name, such as Limits(max_concurrency=...)",)),  # type: ignore[call-arg, misc]
-    (limits(zzz=1), ("unknown setting 'zzz'", "the settings are 'adaptive', 'connects_per_second'")),
+    (limits(zzz=1), ("unknown setting 'zzz'", "the settings are 'adaptive', 'max_concurrency'")),
     (limits(max_concurrency=True), ("max_concurrency: ", "not true or false")),
     (limits(max_concurrency=0), ("max_concurrency: must be at least 1, not 0",)),
     (limits(max_concurrency=1.5), ("max_concurrency: must be a valid integer, not 1.5",)),
@@ -153,7 +152,7 @@ def test_a_wrong_setting_is_refused_in_words_that_help() -> None:
 def test_durations_and_rates_are_positive_finite_numbers() -> None:
     nan, inf = float("nan"), float("inf")
     fields: list[tuple[Any, str]] = [(Timeouts, field) for field in ("connect", "read", "attempt")]
-    for kind, field in [*fields, *((Limits, field) for field in ("rpm", "tpm", "connects_per_second"))]:
+    for kind, field in [*fields, *((Limits, field) for field in ("rpm", "tpm"))]:
         for value in (nan, inf, -inf, 0, -1, True, False, "soon", 10**400):
             with pytest.raises(ConfigError, match=f"{kind.__name__}: {field}: "):
                 kind(**{field: value})

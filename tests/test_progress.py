@@ -206,7 +206,7 @@ def test_a_bar_is_drawn_on_a_terminal_also_while_nothing_gets_done(monkeypatch: 
     assert "64/96 in flight" in terminal.drawn[-1]
     meter.close()
     last = terminal.drawn[-1]
-    parts = ("judge-7b:  25%", "10/40", "req/s", "p95 1.9s", "64/96 in flight", "710 tok/s", "$0.14")
+    parts = ("judge-7b:  25%", "10/40", "req/s", "p95 1.9", "64/96 in flight", "710 tok/s", "$0.14")
     assert [part for part in parts if part not in last] == []
     assert len(terminal.drawn) < 10  # not one for each item
     assert threading.active_count() == threads
@@ -246,9 +246,9 @@ def test_without_a_terminal_a_line_is_logged_after_two_seconds_then_every_ten_an
     meter.add(bad("transient", "transient"))
     meter.close()
     assert [record.levelname for record in caplog.records] == ["INFO"] * 5
-    assert caplog.messages[0].startswith("judge-7b: 20/400 (5%), 2 s, 10/s, about 38 s left, p95 ")
-    assert caplog.messages[-1].startswith("judge-7b: 351/400 (87.8%), 34 s, 10.3/s, about 5 s left, p95 ")
-    assert caplog.messages[-1].endswith(", 5/8 in flight, retried 0.3%, err 0.3%, 1k tok/s")
+    assert caplog.messages[0].startswith("judge-7b: 20/400 (5%), 2 s, 10/s, about 38 s left, 5/8 in flight, p95 ")
+    assert caplog.messages[-1].startswith("judge-7b: 351/400 (87.8%), 34 s, 10.3/s, about 5 s left, err 0.3%, 5/8 in flight, p95 ")
+    assert caplog.messages[-1].endswith(", retried 0.3%, 1,029 tok/s")
     assert pipe.drawn == []
 
 
@@ -382,18 +382,18 @@ def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
 
 WORDS: list[tuple[dict[str, Any], list[str]]] = [
     ({"done": 10, "ok": 10}, []),
-    ({"p95": 0.0421}, ["p95 42ms"]),
-    ({"p95": 1.94}, ["p95 1.9s"]),
-    ({"p95": 75.2}, ["p95 75s"]),
+    ({"p95": 0.0421}, ["p95 42 ms"]),
+    ({"p95": 1.94}, ["p95 1.94 s"]),
+    ({"p95": 75.2}, ["p95 75.2 s"]),
     ({"down": 1, "endpoints": 3, "in_flight": 2, "window": 8}, ["1 of 3 down", "2/8 in flight"]),
     ({"in_flight": 0, "window": 96}, ["0/96 in flight"]),
-    ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["retried 1.2%", "hedged 3%", "err 0.4%"]),
+    ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["err 0.4%", "retried 1.2%", "hedged 3%"]),
     ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
     ({"done": 4, "failed": 4}, ["err 100%"]),
-    ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14.2k tok/s"]),
+    ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14,200 tok/s"]),
     ({"prompt_tokens": 400, "cached_tokens": 100}, ["cached 25%"]),
     ({"completion_tokens": 500, "elapsed": 1.0}, ["500 tok/s"]),
-    ({"completion_tokens": 25_000_000, "elapsed": 10.0}, ["2.5M tok/s"]),
+    ({"completion_tokens": 25_000_000, "elapsed": 10.0}, ["2,500,000 tok/s"]),
     ({"completion_tokens": 500}, []),
     ({"cost": 0.614}, ["$0.61"]),
     ({"cost": 0.0042}, ["$0.0042"]),

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from aiohttp import web
 from pydantic import Field
 
 from qreward.settings.base import Policy
 from qreward.testing import FakeEndpoint, openai_api
-from qreward.testing.endpoint import FakeEndpointState
-from qreward.testing.server_routes import OPENAI, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.endpoint import FakeEndpointState, Seen
+from qreward.testing.kinds import OPENAI, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.responses import Incoming, deliver
+from qreward.testing.server import FakeServer
 from qreward.testing.text import canonical, count_tokens, encode
 
 _EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
@@ -101,13 +105,6 @@ class BatchService:
             case "POST", "batches", _, "cancel":
                 found = self._cancel(identifier, now)
         return None if found is None else encode(found)
-
-    def takes_path(self, path: str) -> bool:
-        return path.startswith(("/v1/files", "/v1/batches"))
-
-    def configure(self, spec: FakeEndpoint) -> None:
-        assert isinstance(spec, BatchEndpoint)
-        self.settings = spec.batching
 
     def advance(self, now: float) -> None:
         """End the batches that are cancelled, and the batches whose ``duration`` is over."""
@@ -270,11 +267,55 @@ class BatchEndpoint(FakeEndpoint):
     def __init__(self, name: str | None = None, **data: Any) -> None:
         super().__init__(name, **data)
 
-    def server(self, known: Mapping[str, FakeServerKind]) -> FakeServerKind:  # noqa: ARG002
+
+class BatchState(FakeEndpointState):
+    """Holds the files and batches of a ``BatchEndpoint`` too."""
+
+    def reset(self) -> None:
+        super().reset()
+        assert isinstance(self.spec, BatchEndpoint)
+        self.batches = BatchService(self.spec.batching, line_server(self.spec, self.write, self.line_served), self.serves)
+
+    def configure(self, spec: FakeEndpoint) -> None:
+        super().configure(spec)
+        assert isinstance(spec, BatchEndpoint)
+        self.batches.settings = spec.batching
+
+    def seen(self) -> Seen:
+        self.batches.advance(time.monotonic())
+        return super().seen()
+
+    def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
+        self.recognise(digest)
+        self.ended_in(problem, tokens)
+
+
+class BatchServer(FakeServer):
+    """Serves a ``BatchEndpoint``."""
+
+    state_class = BatchState
+    state: BatchState
+
+    @property
+    def kind(self) -> FakeServerKind:
         return OPENAI
 
-    def service(self, state: FakeEndpointState) -> BatchService:
-        return BatchService(self.batching, line_server(self, state.write, state.line_served), state.serves)
+    async def respond(self, request: Incoming) -> web.StreamResponse:
+        """A fault that alters the body occurs after the call has taken effect."""
+        if not request.path.startswith(("/v1/files", "/v1/batches")):
+            return await super().respond(request)
+        if request.method == "POST":
+            self.state.arrived()
+        self._check_key(request)
+        await self._check_phase(request)
+        plan, given = await self.fault_plan(request), request.headers.get("Content-Type", "")
+        body = self.state.batches.respond(request.method, request.path, request.query, given, await request.read(), time.monotonic())
+        if body is None:
+            raise ErrorResponse(404, f"there is no {request.method} {request.path} here", "not_found", "not_found")
+        return await deliver(request, body, self._headers(), plan)
+
+
+BatchEndpoint.server_class = BatchServer
 
 
 def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], served: Callable[[str | None, bytes, int], None]) -> Serve:
@@ -306,10 +347,10 @@ def _answer(job: Job, write: Callable[[list[Any], bytes], str]) -> bytes:
     if job.chat is None:
         return job.body(None)
     try:
-        text = job.label.content if job.label is not None else write(job.chat.messages, job.digest)
+        text = write(job.chat.messages, job.digest)
     except Exception as error:
         raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
-    return encode(openai_api.chat_completion(job.chat, job.digest, text, openai_api.usage(job.prompt, job.completion), job.label))
+    return encode(openai_api.chat_completion(job.chat, job.digest, text, openai_api.usage(job.prompt, job.completion)))
 
 
 def _fault(code: str, message: str, line: int | None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The decision routes of fake servers: ``/v1/decisions`` of OpenAI, vLLM and SGLang, ``/v1/systemone``, and ``/generative_scoring``.
 
-The :class:`~qreward.testing.synthetic_judge.SyntheticJudge` of the endpoint answers the questions. Paths, bodies, limits and errors follow
-the packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. The errors of OpenAI's decision route are assumed to have the form of the errors
-of OpenAI's other routes. This module uses JSON, but no sockets, time or slots.
+The :class:`~qreward.testing.synthetic_judge.SyntheticJudge` of the endpoint answers the questions. Paths, bodies and limits follow the
+packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. Errors have the form of their server, but words of their own. This module uses
+JSON, but no sockets, time or slots.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.decisions import DecisionCall, asked_of, decision_job, expected_level, openai_job
-from qreward.testing.server_kinds import SERVER_KINDS
-from qreward.testing.server_routes import ErrorResponse, Job, Route, RouteCall
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall
 from qreward.testing.synthetic_judge import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 
@@ -324,20 +323,14 @@ def _as_text(value: Any) -> str:
 # Errors
 
 
-class SchemaError(ErrorResponse):
-    """The schema of a route does not accept a body. The server responds with this error."""
-
-    def __init__(self, status: int, faults: schemas.Faults) -> None:
-        super().__init__(status, "the body is not valid", "bad_request")
-        self.faults = faults
-
-
 def _parsed(call: RouteCall, kind: type[Body]) -> Body:
     try:
         return schemas.parse(kind, call.body)
     except InvalidBody as invalid:
-        status = 422 if kind is schemas.SglangSystemOne else 400
-        raise SchemaError(status, invalid.faults) from None
+        status, type_ = (422 if kind is schemas.SglangSystemOne else 400), "Bad Request"
+        if kind is schemas.OpenAiDecision:
+            type_ = "invalid_request_error"
+        raise ErrorResponse(status, str(invalid), "bad_request", type_) from None
 
 
 def _bad(message: str, type_: str = "BadRequestError") -> ErrorResponse:
@@ -350,31 +343,19 @@ def _refuse_joint(joint: bool) -> None:
 
 
 def _openai_error(_path: str, error: ErrorResponse) -> bytes:
-    if not isinstance(error, SchemaError):
-        return openai_api.error(error.message, error.type, error.code)
-    message, param, code = schemas.openai_message(error.faults)
-    return encode({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
+    return openai_api.error(error.message, error.type, error.code)
 
 
 def _vllm_error(path: str, error: ErrorResponse) -> bytes:
-    if isinstance(error, SchemaError):
-        message, param = schemas.vllm_message(error.faults)
-        return encode({"error": {"message": message, "type": "Bad Request", "param": param, "code": error.status}})
-    if error.status == 501:
-        return encode({"error": {"message": error.message, "type": error.type, "param": None, "code": error.status}})
+    if error.status in (400, 501):
+        return openai_api.error(error.message, error.type, error.status)
     return VLLM.error(path, error)
 
 
-_SGLANG_FUNCTIONS = {DECISIONS: "v1_decisions_request"}
-
-
 def _sglang_error(path: str, error: ErrorResponse) -> bytes:
-    if not isinstance(error, SchemaError):
-        return SERVER_KINDS["sglang"].error(path, error)
-    if path == SYSTEM_ONE:
-        return encode({"detail": schemas.sglang_detail(error.faults)})
-    message = schemas.sglang_message(error.faults, _SGLANG_FUNCTIONS[path], path)
-    return encode({"object": "error", "message": message, "type": "Bad Request", "param": None, "code": error.status})
+    if path == SYSTEM_ONE and error.status == 422:
+        return encode({"detail": [{"loc": ["body"], "msg": error.message, "type": "value_error"}]})
+    return SERVER_KINDS["sglang"].error(path, error)
 
 
 _VLLM_ALWAYS = {SCORING: _generative_scoring, TOKENIZE: _tokenize}

@@ -1,15 +1,13 @@
-"""The request bodies that decision servers accept, as pydantic models, and the errors with which these servers reject other bodies.
+"""The request bodies that decision servers accept, as pydantic models.
 
 The forms follow vLLM 0.33 (``entrypoints/openai/decisions/protocol.py``, ``entrypoints/generate/structured_decisions/protocol.py``,
 ``entrypoints/generate/generative_scoring/serving.py``) and SGLang 0.5.23 (``srt/entrypoints/openai/protocol.py``,
-``srt/entrypoints/systemone/protocol.py``). Both servers validate with pydantic under FastAPI, so their error messages are pydantic's.
-Fields for images, audio and video are left out. ``decision_routes.py`` makes the answers.
+``srt/entrypoints/systemone/protocol.py``). Fields for images, audio and video are left out. ``decision_routes.py`` makes the answers.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
@@ -354,112 +352,18 @@ class SglangSystemOne(BaseModel):
         return value
 
 
-# Functions that read a body as FastAPI does, and functions that write the faults of a body in the form of each server
-
 Body = TypeVar("Body", bound=BaseModel)
-Faults = list[dict[str, Any]]
-"""Pydantic's errors about a body. The ``loc`` of each error begins with ``body``."""
 
 
 class InvalidBody(Exception):
-    """A server does not accept a body."""
-
-    def __init__(self, faults: Faults) -> None:
-        super().__init__("the body is not valid")
-        self.faults = faults
+    """A server does not accept a body. The text says where and why, in the words of pydantic."""
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Return the body as a request.
-
-    Raises:
-        InvalidBody: the body is not valid.
-    """
-    if not body:
-        raise InvalidBody([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
+    """Return the body as a request. Raises ``InvalidBody``."""
     try:
-        given = json.loads(body)
-    except ValueError as error:
-        at = getattr(error, "pos", 0)
-        context = {"error": getattr(error, "msg", str(error))}
-        fault = {"type": "json_invalid", "loc": ("body", at), "msg": "JSON decode error", "input": {}, "ctx": context}
-        raise InvalidBody([fault]) from None
-    try:
-        return kind.model_validate(given, from_attributes=True)  # FastAPI sets from_attributes, which changes a message
+        return kind.model_validate(json.loads(body))
     except ValidationError as error:
-        raise InvalidBody([{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]) from None
-
-
-def openai_message(faults: Faults) -> tuple[str, str | None, str]:
-    """Return the message, ``param`` and ``code`` of OpenAI's error for the first fault.
-
-    The wording is the wording of errors of OpenAI's other routes.
-    """
-    fault = faults[0]
-    kind, context = fault["type"], fault.get("ctx", {})
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"][1:] if part not in _TAGS]
-    place = "".join(parts).removeprefix(".")
-    if kind == "missing":
-        return f"Missing required parameter: '{place}'.", place, "missing_required_parameter"
-    if kind == "extra_forbidden":
-        return f"Unknown parameter: '{place}'.", place, "unknown_parameter"
-    if kind in ("too_long", "too_short"):
-        bound, word, edge = ("max", "long", "above") if kind == "too_long" else ("min", "short", "below")
-        expected = f"with {bound}imum length {context[f'{bound}_length']}, but got an array with length {context['actual_length']} instead"
-        return f"Invalid '{place}': array too {word}. Expected an array {expected}.", place, f"array_{edge}_{bound}_length"
-    if kind == "union_tag_invalid":
-        return f"Invalid value: '{context['tag']}'. Supported values are: {context['expected_tags']}.", f"{place}.type", "invalid_value"
-    if kind == "json_invalid":
-        return "We could not parse the JSON body of your request.", None, "invalid_json"
-    return f"Invalid type for '{place}': {fault['msg']}.", place, "invalid_type"
-
-
-_TAGS = frozenset({"predicate", "choice", "score", "str", "bool", "list[OpenAiMessage]", "list[OpenAiPart]"})
-_MOST_FAULTS, _MOST_VALUE, _MOST_FAULT = 10, 200, 1000
-_INTERNAL = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "nullable"})
-
-
-def vllm_message(faults: Faults) -> tuple[str, str]:
-    """Return the message and ``param`` of vLLM's error; see vLLM's ``serve/exception_handling/handlers/validation.py``."""
-    word = "error" if len(faults) == 1 else "errors"
-    lines = [f"{len(faults)} validation {word}:"]
-    for fault in faults[:_MOST_FAULTS]:
-        text = str({**fault, "loc": _place(fault["loc"]), "input": _summary(fault["input"])})
-        lines.append(f"  {text}" if len(text) <= _MOST_FAULT else f"  {text[:_MOST_FAULT]}...[truncated]")
-    if len(faults) > _MOST_FAULTS:
-        lines.append(f"  ...and {len(faults) - _MOST_FAULTS} more {word}")
-    return "\n".join(lines), _place(faults[0]["loc"])
-
-
-def _place(loc: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in loc if not re.search(r"[\[\]{}()]", str(part)) and str(part).lower() not in _INTERNAL)
-
-
-def _summary(value: Any) -> str:
-    """Return the text of a value. A long text is shortened, and a container is replaced with its type and size."""
-    if isinstance(value, list | tuple | set | dict):
-        return f"<{type(value).__name__} of {len(value)} items>"
-    text = str(value)
-    return text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]}...[truncated]"
-
-
-def sglang_message(faults: Faults, function: str, path: str) -> str:
-    """Return the message of SGLang's error under ``/v1/``; see SGLang's ``http_server.py``.
-
-    The message is FastAPI's text, which contains the list of faults twice.
-    """
-    listed = "".join(f"  {fault}\n" for fault in faults)
-    where = f'\n  File "/sgl-workspace/sglang/python/sglang/srt/entrypoints/http_server.py", line 2058, in {function}\n    POST {path}'
-    return f"{len(faults)} validation error{'s' if len(faults) != 1 else ''}:\n{listed}{where} {faults}"
-
-
-def sglang_detail(faults: Faults) -> list[dict[str, Any]]:
-    """Return the faults in the form in which SGLang reports them with HTTP 422 at ``/v1/systemone``.
-
-    The form is the form of FastAPI's errors, without the rejected values.
-    """
-    return json.loads(json.dumps([{key: each for key, each in fault.items() if key != "input"} for fault in faults], default=_context))  # type: ignore[no-any-return]
-
-
-def _context(_value: Any) -> dict[str, Any]:
-    return {}  # FastAPI's encoder writes an exception as an empty object
+        raise InvalidBody("; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())) from None
+    except ValueError as error:
+        raise InvalidBody(f"JSON decode error: {error}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -12,12 +14,15 @@ from fakes.live_model import LiveModel
 from fakes.model_server import MODELS, ServedModel
 from fakes.next_token import NextToken, read_prompt
 from fakes.synthetic_writer import write_verdict
-from fakes.vllm import vllm_of
+from fakes.vllm import MOST_LOGPROBS, SampledChat, vllm_of
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
-from qreward.testing.openai_api import ChatLabel, ChatRequest
+from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing.kinds import CHAT, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.openai_api import usage
 from qreward.testing.responders import Write
-from qreward.testing.server_routes import CHAT, ErrorResponse, FakeServerKind, Job, Route, RouteCall, chat_job
+from qreward.testing.server import FakeServer
+from qreward.testing.text import canonical, encode
 
 
 class ModelEndpoint(FakeEndpoint):
@@ -70,21 +75,41 @@ class ModelEndpoint(FakeEndpoint):
             raise ValueError(f"must be {', '.join(map(repr, MODELS))} or a ServedModel")
         return {**model.model_dump(), **{name: each for name, each in changes.items() if name != "model"}}
 
+
+class ModelState(FakeEndpointState):
+    """Holds the model server of a ``ModelEndpoint`` too."""
+
+    def new_writer(self, spec: FakeEndpoint) -> Write:
+        assert isinstance(spec, ModelEndpoint)
+        if spec.synthetic:
+            return lambda messages, _digest: write_verdict(messages, spec.synthetic_judge)
+        return super().new_writer(spec)
+
+    def new_cache(self) -> Any:
+        assert isinstance(self.spec, ModelEndpoint)
+        return super().new_cache() if self.spec.served is None else LiveModel(self.spec.served)
+
+
+class ModelServer(FakeServer):
+    """Serves a ``ModelEndpoint``."""
+
+    state_class = ModelState
+    _made_for: FakeEndpoint | None = None
+
     @property
-    def routes(self) -> Mapping[str, Route]:
-        decisions = FAKE_DECISIONS[self.dialect]
-        found = {path: _with_errors(route, decisions.error) for path, route in decisions.routes.items()}
-        chats = self.kind != "nim" and self.task in (None, "generate")
-        return {**found, CHAT: _labelled} if chats else found
+    def kind(self) -> FakeServerKind:
+        if self._made_for is not (spec := self.state.spec):
+            assert isinstance(spec, ModelEndpoint)
+            kind = vllm_of(spec.task, spec.scoring.labels) if spec.kind == "vllm" else SERVER_KINDS[spec.kind]
+            decisions = FAKE_DECISIONS[spec.dialect]
+            routes = {path: _with_errors(route, decisions.error) for path, route in decisions.routes.items()}
+            if CHAT in kind.routes and spec.kind != "nim":
+                routes[CHAT] = partial(_labelled, kind)
+            self._made_for, self._kind = spec, replace(kind, routes={**kind.routes, **routes})
+        return self._kind
 
-    def server(self, known: Mapping[str, FakeServerKind]) -> FakeServerKind:
-        return vllm_of(self.task, self.scoring.labels) if self.kind == "vllm" else known[self.kind]
 
-    def prompt_cache(self) -> Any:
-        return super().prompt_cache() if self.served is None else LiveModel(self.served)
-
-    def writer(self) -> Write:
-        return (lambda messages, _digest: write_verdict(messages, self.synthetic_judge)) if self.synthetic else super().writer()
+ModelEndpoint.server_class = ModelServer
 
 
 def _with_errors(route: Route, write: Callable[[str, ErrorResponse], bytes]) -> Route:
@@ -100,16 +125,32 @@ def _with_errors(route: Route, write: Callable[[str, ErrorResponse], bytes]) -> 
     return serve
 
 
-def _labelled(call: RouteCall) -> Job:
+def _labelled(kind: FakeServerKind, call: RouteCall) -> Job:
     """Serve a chat. If it asks for one of several labels and for log probabilities, the answer is one token."""
-    job = call.kind.routes[CHAT](call)
-    spec, request = call.spec, call.read(ChatRequest)
+    job, spec, request = kind.routes[CHAT](call), call.spec, call.read(SampledChat)
+    assert isinstance(spec, ModelEndpoint)
+    most = request.top_logprobs or 0
+    if most and not request.logprobs:
+        raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")
+    if not 0 <= most <= MOST_LOGPROBS:
+        raise call.invalid(f"Invalid value for 'top_logprobs': must be from 0 to {MOST_LOGPROBS}, not {most}.")
     prompt = read_prompt(request.messages) if request.logprobs and not request.stream else None
-    if prompt is None or not isinstance(spec, ModelEndpoint):
+    if prompt is None:
         return job
     try:
         token = NextToken.of(prompt, spec.synthetic_judge)
     except ConfigError as error:
         raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
-    ids = request.logprob_token_ids or () if spec.kind == "vllm" else ()
-    return chat_job(call, ChatLabel(token.content, token.logprobs(request.top_logprobs or 0, ids) if spec.logprobs else None))
+    logprobs = token.logprobs(most, request.logprob_token_ids or () if spec.kind == "vllm" else ()) if spec.logprobs else None
+    if logprobs is not None and spec.kind == "vllm":
+        logprobs = {"content": logprobs["content"]}
+    count = request.n or 1
+
+    def body(cached: int | None) -> bytes:
+        made = kind.completion(request, job.digest, token.content, usage(job.prompt, count, cached))
+        for choice in made["choices"]:
+            choice |= {"logprobs": logprobs, "finish_reason": "length"}
+        return encode(made)
+
+    prompts = [canonical(request.messages)]
+    return job._replace(chat=None, prompts=prompts, service=spec.latency.seconds(1), length=1, completion=count, body=body)

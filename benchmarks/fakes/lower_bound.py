@@ -14,7 +14,7 @@ bound. The lower bound is the larger of two values.
 - Requests: the supply is ``burst_i + rpm_i / 60 * (T - shortest service)``. The shortest service time is subtracted because the last
   admitted request must still be served. The bucket also fills while the endpoint refuses everything, but never above its burst. A
   request uses 1.
-- Tokens: the supply has the same form, with ``tpm_i`` and ``burst_tokens_i``. A request uses its prompt and completion tokens.
+- Tokens: the supply has the same form, with ``tpm_i`` and a burst of a minute. A request uses its prompt and completion tokens.
 
 The fluid bound is the smallest T at which the requests fit into these supplies, if a request may be divided among endpoints. If all
 requests are alike, this is the T at which ``sum_i min_r supply_ir(T) / use_ir`` reaches the number of requests, where r is a resource.
@@ -34,7 +34,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qreward.testing.phases import Timeline, refuses, speed_in
+from qreward.testing.admission import Timeline, refuses, speed_in
 from qreward.testing.spec import FakeEndpoint, Phase
 from qreward.testing.text import canonical, count_tokens, digest_of
 
@@ -148,8 +148,9 @@ def _resources(spec: FakeEndpoint, timeline: SupplyTimeline, service: list[float
     if (rpm := spec.rpm) is not None:
         found.append(Resource(lambda until: timeline.admissions(until - last, rpm / 60, spec.request_burst), [1.0] * len(tokens)))
     if (tpm := spec.tpm) is not None:
-        charged = [min(each, spec.token_burst) for each in tokens]
-        found.append(Resource(lambda until: timeline.admissions(until - last, tpm / 60, spec.token_burst), charged))
+        burst = max(1.0, tpm)
+        charged = [min(each, burst) for each in tokens]
+        found.append(Resource(lambda until: timeline.admissions(until - last, tpm / 60, burst), charged))
     return [each for each in found if max(each.uses) > _NEGLIGIBLE]
 
 

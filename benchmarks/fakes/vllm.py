@@ -9,27 +9,27 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.testing import openai_api
-from qreward.testing.openai_api import ChatLabel, ChatRequest, Chunks, EmbeddingsRequest, sse
-from qreward.testing.server_kinds import SERVER_KINDS
-from qreward.testing.server_routes import (
+from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     JSON,
-    MOST_LOGPROBS,
     PLAIN,
+    SERVER_KINDS,
     ErrorResponse,
     FakeServerKind,
     Job,
     RouteCall,
     ServerState,
-    chat_job,
+    chat_route,
     completions_job,
     json_status,
     vector_route,
 )
-from qreward.testing.text import canonical, count_tokens, encode
+from qreward.testing.openai_api import ChatRequest, Chunks, EmbeddingsRequest, sse
+from qreward.testing.text import BYTES_PER_TOKEN, canonical, count_tokens, encode
 
+MOST_LOGPROBS = 20  # maximum ``top_logprobs`` of a chat at OpenAI, and at vLLM unless it is started with --max-logprobs
 VERSION = "0.32.0"
 _FINGERPRINT = f"vllm-{VERSION}-fa4e0000"
 _LABELS = '{engine="0",model_name="fake"}'
@@ -95,14 +95,37 @@ def _wrong(name: str, value: Any, message: str) -> ErrorResponse:
 # Chats
 
 
+class SampledChat(ChatRequest):
+    """Holds the fields of a chat that say how tokens are sampled, and what is reported of them."""
+
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    response_format: Any = None
+
+    @property
+    def most(self) -> int | None:
+        """Maximum number of output tokens."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def cut(self, content: str) -> tuple[str, str]:
+        """Return as much of the response as the request allows, and why the response ends."""
+        if self.most is None or len(content) <= BYTES_PER_TOKEN * self.most:
+            return content, "stop"
+        return content[: BYTES_PER_TOKEN * self.most], "length"
+
+
 def _chat(call: RouteCall) -> Job:
-    request, longest = call.read(ChatRequest), _longest(call.spec)
+    request, longest = call.read(SampledChat), _longest(call.spec)
     if not request.messages:
         message = "Cannot apply chat template to an empty conversation. Provide at least one message."
         raise ErrorResponse(400, message, "bad_request")
     _check_logprobs(request)
     name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    most = getattr(request, name)
+    most = request.most
     if most is not None and most > longest:
         more = "Please request fewer output tokens."
         raise _wrong(name, most, f"{name}={most} cannot be greater than max_model_len={longest}. {more}")
@@ -112,17 +135,17 @@ def _chat(call: RouteCall) -> Job:
         rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
         raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
     _check_schema(request.response_format)
-    job = chat_job(call)
+    job = chat_route(call)._replace(chat=request)
     if job.prompt > longest:
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
     if most is None:
         return job
     length = min(job.length, most)
     service = call.spec.latency.seconds(length)
-    return job._replace(length=length, completion=length * (request.n or 1), service=service, most=most)
+    return job._replace(length=length, completion=length * (request.n or 1), service=service)
 
 
-def _check_logprobs(request: ChatRequest) -> None:
+def _check_logprobs(request: SampledChat) -> None:
     most = request.top_logprobs or 0
     if most and not request.logprobs:
         message = "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)"
@@ -153,15 +176,12 @@ def _used(used: dict[str, Any]) -> dict[str, Any]:
     return {**used, "prompt_tokens_details": details, "completion_tokens_details": None}
 
 
-def _completion(
-    request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None, finish: str = "stop"
-) -> dict[str, Any]:
-    made = openai_api.chat_completion(request, digest, content, _used(used), label, finish)
+def _completion(request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
+    content, finish = request.cut(content)
+    made = openai_api.chat_completion(request, digest, content, _used(used))
     for choice in made["choices"]:
         choice["message"] = {**choice["message"], **dict.fromkeys(("annotations", "audio", "function_call", "reasoning"))}
-        choice |= {"stop_reason": None, "token_ids": None, "routed_experts": None}
-        if choice["logprobs"] is not None:
-            choice["logprobs"] = {"content": choice["logprobs"]["content"]}
+        choice |= {"finish_reason": finish, "stop_reason": None, "token_ids": None, "routed_experts": None}
     nothing = (
         "service_tier", "prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics",
     )  # fmt: skip
@@ -171,8 +191,9 @@ def _completion(
 class VllmChunks(Chunks):
     """Makes the events as vLLM does: the last piece of text has the reason why the response ended."""
 
-    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], finish: str = "stop") -> None:
-        super().__init__(request, digest, content, used, finish)
+    def __init__(self, request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> None:
+        content, self._finish = request.cut(content)
+        super().__init__(request, digest, content, used)
         if self._used is not None:
             details = (
                 {"prompt_tokens_details": {**inner, "created_cache_tokens": 0}} if (inner := used.get("prompt_tokens_details")) else {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
+from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any, Protocol
 
 Entry = tuple[float, int, Callable[[Any], None], Any]
@@ -42,3 +43,15 @@ class Agenda:
         waiting, self.unsettled = self.unsettled, []
         for each in waiting:
             each.settle()
+
+    def run(self, over: Callable[[], bool], until: float = inf) -> None:
+        """Run events until ``over``, until a time, or until no event is left."""
+        heap = self.heap
+        while not over():
+            if self.unsettled:
+                self.settle()
+            if not heap or heap[0][0] > until:
+                self.now = until if until < inf else self.now
+                return
+            self.now, _, what, argument = heappop(heap)
+            what(argument)

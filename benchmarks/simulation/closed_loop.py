@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,9 +20,7 @@ GLANCE = 10
 """Seconds between two recorded values of the limit."""
 
 
-def run_model(
-    model: Model, name: str, seed: int, *, seconds: float | None = None, timeout: float | None = None, prototype: Path | None = None
-) -> dict[str, Any]:
+def run_model(model: Model, name: str, seed: int, *, seconds: float | None = None, timeout: float | None = None) -> dict[str, Any]:
     """Make one run, and return its figures.
 
     Args:
@@ -32,7 +29,6 @@ def run_model(
         seed: seed of all randomness.
         seconds: duration in virtual seconds; by default that of the model.
         timeout: timeout of an attempt in seconds; by default the source learns it.
-        prototype: file of the prototype, if it is the controller.
 
     Returns:
         ``fraction`` of the capacity used, ``rejects`` per request sent, ``p99`` latency, mean seconds of ``recovery`` (or None),
@@ -42,7 +38,7 @@ def run_model(
     seconds = model.seconds if seconds is None else seconds
     spec = model.spec.drawn(Random(f"{label}: server"))
     world = World(label)
-    server = world.add(spec, controller(name, spec, spec.outputs.mean, prototype=prototype))
+    server = world.add(spec, controller(name, spec, spec.outputs.mean))
     source, useful, limits = world.sources[0], [], []
     source.attempt_timeout = timeout
 

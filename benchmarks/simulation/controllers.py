@@ -6,19 +6,13 @@ and not their bounds. All of them are combined with the library's cooldown, so t
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from math import inf
-from pathlib import Path
 from random import Random
-from typing import Any
 
 from qreward.scheduler.limits.concurrency import ConcurrencyLimit
-from qreward.scheduler.outcome import Answer
 from qreward.scheduler.source import Source, make_source
-from qreward.scheduler.task import Attempt
 from qreward.settings.policies import Limits
 from simulation.agenda import Agenda
 from simulation.specs import Spec
@@ -154,92 +148,12 @@ class Gradient2(Fixed):
         self.limit = int(self._estimate)
 
 
-class _Shown(ConcurrencyLimit):
-    """Gives the limit of a prototype the interface of a limiter that the scheduler needs."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        super().__init__(int(inner.limit))
-
-    @property
-    def limit(self) -> int:
-        return int(self._inner.limit)
-
-    @limit.setter
-    def limit(self, value: int) -> None:
-        self._inner.limit = value
-
-    def rejected(self, _now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
-        return False
-
-
-class PrototypeSource(Source):
-    """A source whose concurrency limit, cooldown and pacing come from a prototype.
-
-    A prototype is an object with ``delay(now)``, ``sent(now)``, ``ok(now, sent_at, tokens)``, ``rejected(now, sent_at, hint)`` and
-    ``limit``.
-    """
-
-    __slots__ = ("_agenda", "_inner")
-
-    def __init__(self, name: str, rng: Random, agenda: Agenda, inner: Any, limits: Limits | None = None) -> None:
-        super().__init__(name, rng, limits, window=_Shown(inner))
-        self._agenda, self._inner = agenda, inner
-
-    def ready_at(self, now: float) -> float:
-        at = super().ready_at(now)
-        return at if at == inf else max(at, now + self._inner.delay(now))
-
-    def sent(self, now: float, attempt: Attempt) -> None:
-        super().sent(now, attempt)
-        self._inner.sent(now)
-
-    def answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
-        self._inner.ok(now, attempt.sent_at, answer.output_tokens)
-        super().answered(now, attempt, answer)
-
-    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
-        self.tally.rejected += 1
-        self._inner.rejected(now, sent_at, hint)
-
-    def available_soon(self, now: float) -> bool:
-        delay = self._inner.delay(now)
-        return super().available_soon(now) and (delay < 1.0 or delay == inf)
-
-
-@cache
-def load_prototype(path: Path) -> Any:
-    """Return the ``Window`` class of a file.
-
-    Raises:
-        SystemExit: there is no such file, or it defines no ``Window``.
-    """
-    spec = importlib.util.spec_from_file_location("prototype_window", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise SystemExit(f"{path} cannot be loaded")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "Window"):
-        raise SystemExit(f"{path} defines no Window")
-    return module.Window
-
-
 def _ours(name: str, rng: Random, _world: World, limits: Limits | None) -> Source:
     return make_source(name, rng, limits or Limits())
 
 
 def _fixed(name: str, rng: Random, _world: World, limits: Limits | None, window: Callable[[], Fixed]) -> Source:
     return Source(name, rng, limits, window=window())
-
-
-def _limits64(name: str, rng: Random, _world: World, limits: Limits | None) -> Source:
-    given = limits or Limits()
-    return make_source(name, rng, Limits(max_concurrency=64, adaptive=False, rpm=given.rpm, tpm=given.tpm))
-
-
-def _prototype(name: str, rng: Random, world: World, limits: Limits | None, path: Path | None) -> Source:
-    assert path is not None, "the controller 'prototype' needs its file"
-    return PrototypeSource(name, rng, world.agenda, load_prototype(path)(rng=Random(rng.random())), limits)
 
 
 def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Spec, mean: float) -> Source:
@@ -254,15 +168,14 @@ def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Sp
 
 OURS = "ours"
 PUSH = "push64"
-NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", PUSH, "known", "prototype")
-"""Names of the controllers. ``ours`` is the library's source with default settings. ``limits64`` is the library's source with
-``Limits(max_concurrency=64, adaptive=False)``. ``fixed64`` is a semaphore behind the library's queue. ``push64`` is one semaphore for each
-server, without the library's queue (see ``push``). ``known`` gets the best concurrency limit and the rate limits at every time. The other
-controllers must find them.
+NAMES = (OURS, "fixed64", "aimd", "gradient2", PUSH, "known")
+"""Names of the controllers. ``ours`` is the library's source with default settings. ``fixed64`` is a semaphore behind the library's queue.
+``push64`` is one semaphore for each server, without the library's queue (see ``push``). ``known`` gets the best concurrency limit and the
+rate limits at every time. The other controllers must find them.
 """
 
 
-def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = None, prototype: Path | None = None) -> Make:
+def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = None) -> Make:
     """Return the factory of the source for a server.
 
     Args:
@@ -270,16 +183,13 @@ def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = No
         spec: the server; only ``known`` uses it.
         mean: mean output tokens of a request.
         limits: limits configured in the client.
-        prototype: file of the prototype.
     """
     makers: dict[str, Callable[..., Source]] = {
         OURS: _ours,
-        "limits64": _limits64,
         "fixed64": partial(_fixed, window=partial(Fixed, 64)),
         "aimd": partial(_fixed, window=SlowStartAimd),
         PUSH: partial(_fixed, window=partial(Fixed, 64)),
         "gradient2": partial(_fixed, window=Gradient2),
         "known": partial(_known, spec=spec, mean=mean),
-        "prototype": partial(_prototype, path=prototype),
     }
     return partial(makers[name], limits=limits)

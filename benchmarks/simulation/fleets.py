@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +85,6 @@ class Run:
     scenario: Scenario
     controller: str
     seed: int
-    prototype: Path | None
     shell: bool
     work: Work
     specs: tuple[Spec, ...]
@@ -100,7 +98,7 @@ class Run:
     wall: float = 0.0
 
     @classmethod
-    def prepare(cls, scenario: Scenario, name: str, seed: int, prototype: Path | None = None, *, shell: bool = False) -> Run:
+    def prepare(cls, scenario: Scenario, name: str, seed: int, *, shell: bool = False) -> Run:
         """Prepare a run without starting it. With ``shell``, the whole engine runs for ``ours``; others run on the scheduler alone."""
         label = f"{scenario.name}/{seed}"
         work = Work.of(jobs(scenario, label))
@@ -110,7 +108,7 @@ class Run:
             world: World | ShellWorld | PushWorld = _shell_world(label, scenario)
         else:
             world = PushWorld(label) if name == PUSH else World(label)
-        return cls(scenario, name, seed, prototype, shell, work, specs, undisturbed, lower_bound(specs, work), world)
+        return cls(scenario, name, seed, shell, work, specs, undisturbed, lower_bound(specs, work), world)
 
     @property
     def servers(self) -> list[Server]:
@@ -121,7 +119,7 @@ class Run:
         scenario, world, began = self.scenario, self.world, time.perf_counter()
         mean = self.work.mean
         for spec in self.specs:
-            world.add(spec, controller(self.controller, spec, mean, limits=scenario.limits, prototype=self.prototype))
+            world.add(spec, controller(self.controller, spec, mean, limits=scenario.limits))
         bulk: Any = world.bulk(jobs(scenario, f"{scenario.name}/{self.seed}"), scenario.items)
         self.bulk, self.online = bulk, Ledger(whole=True)
         world.every(LOOK, self._look)
@@ -134,7 +132,7 @@ class Run:
     def twin(self, **changes: Any) -> Run:
         """Repeat the run with another ``controller`` or another ``scenario``."""
         name, scenario = changes.get("controller", self.controller), changes.get("scenario", self.scenario)
-        return Run.prepare(scenario, name, self.seed, self.prototype, shell=self.shell).play()
+        return Run.prepare(scenario, name, self.seed, shell=self.shell).play()
 
     def record(self) -> dict[str, Any]:
         """Return the results of the run; see the columns of the report."""

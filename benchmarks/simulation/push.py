@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from heapq import heappop
 from math import inf
 from random import Random
 from typing import Any
@@ -77,15 +76,7 @@ class PushWorld(Stage):
 
     def run(self, until: float = inf, bulk: Pushed | None = None) -> None:
         """Run until a time, or until a batch is over."""
-        agenda, heap = self.agenda, self.agenda.heap
-        while not (bulk is not None and bulk.over):
-            if agenda.unsettled:
-                agenda.settle()
-            if not heap or heap[0][0] > until:
-                agenda.now = until if until < inf else agenda.now
-                return
-            agenda.now, _, what, argument = heappop(heap)
-            what(argument)
+        self.agenda.run(lambda: bulk is not None and bulk.over, until)
 
     def _give(self, task: Task) -> None:
         source = min(self.sources, key=self._given.__getitem__)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from qreward.batching.decorator import batch
-from qreward.batching.queue import BatchQueue, CallerStream
-from qreward.batching.settings import BatchRecord, BatchSettings
-from qreward.batching.stats import QueueStats
+from qreward.batching.queue import BatchQueue
+from qreward.batching.settings import BatchRecord, BatchSettings, QueueStats
 
 __all__ = [
     "BatchQueue",
     "BatchRecord",
     "BatchSettings",
-    "CallerStream",
     "QueueStats",
     "batch",
 ]

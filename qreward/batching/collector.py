@@ -23,14 +23,8 @@ ALL = 2**62  # number of items that stands for "no limit"
 WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
 
 
-class ItemState(Enum):
-    """State of an item: ``WAITING`` in the collector, ``TAKEN`` for a batch, or ``OVER`` (answered, cancelled or expired)."""
-
-    WAITING = 0
-    TAKEN = 1
-    OVER = 2
-
-
+ItemState = Enum("ItemState", ["WAITING", "TAKEN", "OVER"])
+"""State of an item: waiting in the collector, taken for a batch, or over (answered, cancelled or expired)."""
 WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
 
 
@@ -74,7 +68,7 @@ class KeyQueue:
         return items[0]
 
     def order(self) -> tuple[float, int]:
-        """Return the rank of the next item. Of several queues, the one with the lowest rank comes first."""
+        """Return the rank of the next item."""
         return _order(self.first())
 
     def take(self, max_items: int, max_cost: float = inf) -> list[Any]:
@@ -152,7 +146,9 @@ class Collector:
     def put(self, item: Any) -> None:
         """Add an item at the end of its priority level."""
         item.number, item.place = next(self._numbers), WAITING
-        queue = self._keys.get(item.key) or self._open(item.key)
+        queue = self._keys.get(item.key)
+        if queue is None:
+            queue = self._keys[item.key] = KeyQueue(item.key)
         items = queue.items
         if not items or (items[-1].level <= item.level and items[-1].arrived <= item.arrived):  # the usual case
             items.append(item)
@@ -168,7 +164,7 @@ class Collector:
         for item in taken:
             if item.place is TAKEN:
                 item.place = WAITING
-                queue = self._keys.get(item.key) or self._open(item.key)
+                queue = self._keys.setdefault(item.key, KeyQueue(item.key))
                 insort(queue.items, item, key=_order)
                 queue.cost += item.cost
                 self.waiting += 1
@@ -231,10 +227,6 @@ class Collector:
         """Return all waiting items, in no particular order."""
         return [item for queue in self._keys.values() for item in queue.items if item.place is WAITING]
 
-    def _open(self, key: Hashable) -> KeyQueue:
-        queue = self._keys[key] = KeyQueue(key)
-        return queue
-
     def _close_if_empty(self, queue: KeyQueue) -> None:
         if not queue.count:
             queue.items.clear()
@@ -262,8 +254,13 @@ class SlotRule:
         if not linger and not running:  # fast path for the usual case
             queue, at = collector.first(), inf
         else:
-            ready, at = [], inf
-            paced = self._last_sent + self._pause(slots) if running else -inf
+            ready, at, paced = [], inf, -inf
+            if running and self.seconds is not None:
+                paced = self._last_sent + self.seconds / slots
+            elif running and self._first_sent is not None and slots > 1:
+                # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch.
+                # Without a pause, the first slots would run batches of one item.
+                paced = 2 * self._last_sent - self._first_sent
             for each in collector.queues():
                 soonest = each.first().arrived + linger if linger else paced
                 if soonest <= now or flush or each.cost >= size:
@@ -282,13 +279,6 @@ class SlotRule:
 
     def done(self, seconds: float) -> None:
         self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
-
-    def _pause(self, slots: int) -> float:
-        if self.seconds is not None:
-            return self.seconds / slots
-        # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch. Without a
-        # pause, the first slots would run batches of one item.
-        return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
 
 
 def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import weakref
+import io
+import time
 from collections.abc import Callable, Hashable
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, Unpack, cast
 
 from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue
-from qreward.batching.ray_serve import ACCESSORS, Inspection
+from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
-from qreward.batching.worker import LoopWorker
 from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 
 BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches", "batch_size_fn")
@@ -74,42 +74,48 @@ class Binder:
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):
-    """The queue of a batched function. For a method, it holds one queue per instance, which is freed with the instance."""
+    """The queue of a batched function, with the accessors of Ray Serve."""
 
     def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
-        self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
-        self._begin(BatchFunction(*state, call=self._call, first_of=lambda row: row[self._binder.bound]))
+        call = lambda rows: self._binder.spread(rows)  # noqa: E731, PLW0108 - the first call makes the binder
+        self._begin(BatchFunction(*state, call, first_of=lambda row: row[self._binder.bound]))
 
     @cached_property
     def _binder(self) -> Binder:
         """Made by the first call, because an unpickled function may be incomplete before it."""
         return Binder(self._function.function)
 
-    def _call(self, rows: list[Any]) -> Any:
-        return self._binder.spread(rows)
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Hashable, Any]:
+        """Return the values of a call, the key of calls that may share its batch, and the instance of a method."""
+        values, key = self._binder.values(args, kwargs)
+        if not self._binder.bound:
+            return values, key, None
+        instance = values[0]
+        if type(instance).__weakrefoffset__:
+            return values, key, instance
+        return values, (id(instance), key), None  # such instances share a worker, but never a batch
 
-    def loop_workers(self) -> list[LoopWorker]:
-        return super().loop_workers() + [worker for _, queue in list(self._queues.values()) for worker in queue.loop_workers()]
+    def _get_max_batch_size(self) -> int:
+        return self.settings.max_batch_size
 
-    def queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
-        """Return the queue of a call, the values of the call, and the key of calls that may share its batch."""
-        binder = self._binder
-        values, key = binder.values(args, kwargs)
-        if not binder.bound:
-            return self, values, key
-        found = self._queues.get(id(values[0]))
-        queue = self._make(values[0]) if found is None else found[1]
-        return queue, values, key if queue is not self else (id(values[0]), key)
+    def _get_batch_wait_timeout_s(self) -> float:
+        return self.settings.batch_wait_timeout_s
 
-    def _make(self, instance: Any) -> BatchQueue[Any, Any]:
-        """Return the queue of an instance. Instances that cannot be referenced weakly share one queue, but never a batch."""
-        queues, key = self._queues, id(instance)
-        try:
-            held = weakref.ref(instance, lambda _: queues.pop(key, None))
-        except TypeError:
-            return self
-        with self._lock:
-            return queues.setdefault(key, (held, BatchQueue.sharing(self._function)))[1]
+    def _get_curr_iteration_start_times(self) -> StartTimes:
+        now = time.time()
+        return StartTimes([now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)])
+
+    async def _is_batching_task_alive(self) -> bool:
+        """Return True until the queue is closed. No task can die: each batch has a task of its own."""
+        return not self.closed
+
+    async def _get_handling_task_stack(self) -> str:
+        """Return the stacks of the running batches."""
+        text = io.StringIO()
+        for worker in self.loop_workers():
+            for batch in list(worker.batches):
+                batch.task.print_stack(file=text)
+        return text.getvalue()
 
 
 def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:
@@ -159,7 +165,11 @@ def batch(function: Any = None, /, *first: Any, **settings: Unpack[Options]) -> 
 
 
 show_keywords(batch)
-CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close")
+CONTROLS = (
+    *("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close"),
+    *("_get_max_batch_size", "_get_batch_wait_timeout_s", "_get_curr_iteration_start_times"),  # as in Ray Serve, like the next two
+    *("_is_batching_task_alive", "_get_handling_task_stack"),
+)
 """Names of the methods of a queue that are attributes of the batched function."""
 
 
@@ -169,14 +179,11 @@ def _batched(function: Any, settings: BatchSettings) -> Any:
     owner = DecoratedQueue(function, **vars(settings))
 
     async def result(*args: Any, **kwargs: Any) -> Any:
-        queue, values, key = owner.queue_of(args, kwargs)
-        return await queue.result_of(values, key)
+        return await owner.result_of(*owner.prepared(args, kwargs))
 
     def stream(*args: Any, **kwargs: Any) -> Any:
-        queue, values, key = owner.queue_of(args, kwargs)
-        return queue.stream_of(values, key)
+        return owner.stream_of(*owner.prepared(args, kwargs))
 
     wrapper: Any = wraps(function)(stream if kind_of(function) is FunctionKind.STREAMED else result)
-    inspection = Inspection(owner)
-    vars(wrapper).update({name: getattr(owner, name) for name in CONTROLS} | {name: getattr(inspection, name) for name in ACCESSORS})
+    vars(wrapper).update({name: getattr(owner, name) for name in CONTROLS})
     return wrapper

@@ -1,4 +1,4 @@
-"""A batch that is running: its items, the batch function, and the result or error of each caller."""
+"""A batch that is running: its items, the batch function, and the result, error or stream of each caller."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import finalize
 
-from qreward.batching.collector import OVER, Item, halves
+from qreward.batching.collector import OVER, TAKEN, Item, halves
 from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
-from qreward.batching.settings import BatchSettings
-from qreward.batching.stats import BatchCounters
+from qreward.batching.settings import BatchCounters, BatchSettings
 from qreward.callables import FunctionKind, kind_of, name_of
 from qreward.engine.threads import SHARED
-from qreward.errors import ConfigError, QueueFull, RequestError
+from qreward.errors import ConfigError, QueueFull, RequestError, RequestTimeout
 
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 _log = logging.getLogger("qreward")
@@ -65,10 +66,6 @@ class BatchFunction:
         self.context: Context = copy_context()
         self.counters = BatchCounters()
         self.closed = False
-        self.update()
-
-    def close(self) -> None:
-        self.closed = True
         self.update()
 
     def change(self, changes: Any) -> None:
@@ -124,28 +121,20 @@ def too_large() -> RuntimeError:
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
     """Return the results of a batch function as a sequence. Raises ``InvalidResponse`` if the number of results is not ``count``."""
+    results = returned
     if type(returned) is not list and type(returned) is not tuple:
-        returned = _in_order(returned)
-    if len(returned) != count:
+        kind = type(returned).__name__
+        if isinstance(returned, str | bytes | bytearray | Mapping | Set) or not hasattr(returned, "__len__"):
+            raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
+        results = list(returned)
+        if len(results) != len(returned):  # for example, iteration over a table gives the names of its columns
+            raise TypeError(f"the batch function returned a {kind} of length {len(returned)} with {len(results)} elements; return a list")
+    if len(results) != count:
         raise invalid_length(
             f"Batched function doesn't preserve batch size. The input list has length {count} but the returned list has "
-            f"length {len(returned)}."
+            f"length {len(results)}."
         )
-    return returned  # type: ignore[no-any-return]
-
-
-def _in_order(returned: Any) -> Sequence[Any]:
-    kind = type(returned).__name__
-    if isinstance(returned, str | bytes | bytearray | Mapping | Set):
-        raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
-    try:
-        length = len(returned)
-    except TypeError:
-        raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
-    results = list(returned)
-    if len(results) != length:  # for example, iteration over a table gives the names of its columns
-        raise TypeError(f"the batch function returned a {kind} of length {length} with {len(results)} elements; return a list")
-    return results
+    return results  # type: ignore[no-any-return]
 
 
 def caller_error(error: BaseException, name: str) -> BaseException:
@@ -163,30 +152,21 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 
 def own_error(error: BaseException) -> BaseException:
     """Return a copy of an exception for one caller, with the original as the cause; a ``RequestError`` if copying fails."""
-    for copied in (copy.copy, _bare_copy):
-        try:
-            made = copied(error)
-            same = type(made) is type(error) and made is not error and str(made) == str(error) and len(made.args) == len(error.args)
-        except Exception:
-            same = False
-        if same:
-            if hasattr(made, "__notes__"):
-                made.__notes__ = list(made.__notes__)
-            break
+    made: BaseException | None = None
+    for bare in (False, True):  # a bare copy calls no ``__init__``, whose parameters may differ from ``error.args``
+        with suppress(Exception):
+            made = type(error).__new__(type(error), *error.args) if bare else copy.copy(error)
+            made.__dict__.update(error.__dict__)
+            if type(made) is type(error) and made is not error and str(made) == str(error) and len(made.args) == len(error.args):
+                break
     else:
         try:
-            message = str(error)
+            made = RequestError(f"{type(error).__name__}: {error}")
         except Exception:
-            message = "(it cannot be shown)"
-        made = RequestError(f"{type(error).__name__}: {message}")
+            made = RequestError(f"{type(error).__name__}: (it cannot be shown)")
+    if hasattr(made, "__notes__"):
+        made.__notes__ = list(made.__notes__)
     made.__cause__ = error
-    return made
-
-
-def _bare_copy(error: BaseException) -> BaseException:
-    """Return a copy that is made without a call of ``__init__``, because the parameters of ``__init__`` may differ from ``error.args``."""
-    made: BaseException = type(error).__new__(type(error), *error.args)
-    made.__dict__.update(error.__dict__)
     return made
 
 
@@ -220,7 +200,15 @@ class InFlightBatch:
             self.enter_request_contexts()
         try:
             results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
-            self._answer(results_of(results, len(values)))
+            raised: list[BaseException] = []
+            for item, result in zip(self.items, results_of(results, len(values)), strict=True):
+                if isinstance(result, BaseException):
+                    self.fail_one(item, result, raised)
+                    continue
+                item.place = OVER
+                future = item.future
+                if not future.done():
+                    future.set_result(result)
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):
@@ -229,17 +217,6 @@ class InFlightBatch:
     def enter_request_contexts(self) -> None:
         """Let Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items."""
         self.function.serve._set_batch_request_context([item.request_context for item in self.items])
-
-    def _answer(self, results: Iterable[Any]) -> None:
-        raised: list[BaseException] = []
-        for item, result in zip(self.items, results, strict=True):
-            if isinstance(result, BaseException):
-                self.fail_one(item, result, raised)
-                continue
-            item.place = OVER
-            future = item.future
-            if not future.done():
-                future.set_result(result)
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
         """Raise an error for one caller. If another caller has already received this exception object, the caller gets a copy."""
@@ -280,7 +257,12 @@ async def in_thread(function: Callable[[], Any]) -> Any:
             outcome: tuple[Any, BaseException | None] = (context.run(function), None)
         except BaseException as error:
             outcome = (None, error)  # a future cannot hold a StopIteration
-        return lambda: _report(loop, done, outcome)
+
+        def report() -> None:
+            with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
+                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
+
+        return report
 
     if not SHARED.run(job):
         raise QueueFull("every worker thread is busy, perhaps with calls that hang; give the function a time limit of its own")
@@ -309,6 +291,152 @@ async def unstoppable(future: asyncio.Future[Any]) -> Any:
     return await asyncio.shield(future)
 
 
-def _report(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], outcome: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
+AHEAD = 16  # maximum number of pieces by which the generator is ahead of the fastest reader
+KEPT = 1024  # maximum number of pieces that are buffered for a slow reader
+_ENDS = (StopIteration, StopAsyncIteration)
+
+
+class BatchStreamReader(PendingItem):
+    """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
+
+    __slots__ = ("buffer", "error", "waiter")
+    batch: StreamBatch
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.buffer: deque[Any] = deque()
+        self.waiter: asyncio.Future[None] | None = None  # of the reading task
+        self.error: BaseException | None = None  # raised after the last piece
+
+    def end(self) -> None:
+        self.place = OVER
+        self.future.cancel()
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.end()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any, None]:
+    """Return the stream of one caller, who leaves the batch when the stream is closed, cancelled or dropped."""
+
+    async def pieces() -> AsyncGenerator[Any, None]:
+        try:
+            while reader.buffer or reader.place is not OVER:
+                if reader.buffer:
+                    piece = reader.buffer.popleft()
+                    reader.batch.reader_moved()
+                    yield piece
+                else:
+                    reader.waiter = worker.loop.create_future()
+                    await reader.waiter
+            error, reader.error = reader.error, None
+            if error is not None:
+                raise error
+        finally:
+            reader.buffer.clear()
+            worker.abandon(reader)
+
+    stream = pieces()
+    finalize(stream, _dropped, worker, reader).atexit = False
+    return stream
+
+
+def _dropped(worker: Any, reader: BatchStreamReader) -> None:
+    if reader.place is not OVER:  # the stream was never read
+        worker.post(worker.abandon, reader)  # the garbage collector may run in any thread
+
+
+class StreamBatch(InFlightBatch):
+    """A batch whose function is an async generator."""
+
+    __slots__ = ("_moved",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._moved = asyncio.Event()  # not set while the generator waits for the readers
+        self._moved.set()
+
+    async def carry_out(self) -> None:
+        """Run the generator until it ends or all readers have left."""
+        if self.function.serve is not None:
+            self.enter_request_contexts()
+        try:
+            produced = self.function.call([item.value for item in self.items])
+            try:
+                while self.alive:
+                    if self._blocking():
+                        await self._until_unblocked()
+                        continue
+                    try:
+                        pieces = await anext(produced)
+                    except StopAsyncIteration:
+                        break
+                    self._deal(results_of(pieces, len(self.items)))
+                for reader in self.items:
+                    if reader.place is not OVER:
+                        reader.end()
+            finally:
+                await produced.aclose()
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _deal(self, pieces: Any) -> None:
+        raised: list[BaseException] = []
+        for reader, piece in zip(self.items, pieces, strict=True):
+            if reader.place is OVER:
+                continue
+            if piece is StopIteration or piece is StopAsyncIteration or isinstance(piece, _ENDS):
+                self.alive -= 1
+                reader.end()
+            elif isinstance(piece, BaseException):
+                self.alive -= 1
+                self.fail_one(reader, piece, raised)
+            else:
+                reader.buffer.append(piece)
+                reader.wake()
+
+    def _starved(self) -> bool:
+        return any(len(reader.buffer) < AHEAD for reader in self.items if reader.place is TAKEN)
+
+    def _blocking(self) -> list[BatchStreamReader]:
+        """Return the readers that must read before the generator may continue."""
+        most = KEPT if self._starved() else AHEAD
+        return [reader for reader in self.items if reader.place is TAKEN and len(reader.buffer) >= most]
+
+    def reader_moved(self) -> None:
+        """Let the generator continue if no reader blocks it. While no reader waits for a piece, the timeout starts again."""
+        if not self._moved.is_set() and not (self._starved() and self._blocking()):
+            self._moved.set()
+
+    def abandon(self, item: Any) -> None:
+        super().abandon(item)
+        self.reader_moved()
+
+    async def _until_unblocked(self) -> None:
+        """Wait until the readers have read enough. After ``stream_timeout`` seconds, end the streams that delay the batch."""
+        timeout = self.function.settings.stream_timeout
+        self._moved.clear()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._moved.wait()
+        except TimeoutError:
+            for reader in self._blocking():
+                self.alive -= 1
+                self.function.counters.count("expired")
+                reader.fail(
+                    RequestTimeout(
+                        f"the stream of {self.function.name} was ended: {len(reader.buffer)} pieces were not read within the "
+                        f"stream_timeout of {timeout:g} s, and its batch had to wait; read faster, leave the stream with aclose(), or "
+                        "raise stream_timeout"
+                    )
+                )
+        finally:
+            self._moved.set()

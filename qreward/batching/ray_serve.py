@@ -1,11 +1,9 @@
-"""What a batched function has in a replica of Ray Serve: request contexts, a warning, and the accessors that Ray's users call."""
+"""What a batched function has in a replica of Ray Serve: request contexts, a warning and metrics."""
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,35 +73,30 @@ class StartTimes:
         return max(self.start_times, default=None)
 
 
-class Inspection:
-    """The accessors that Ray Serve gives to a batched function, for one queue. They become attributes of the function."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-
-    def _get_max_batch_size(self) -> int:
-        return self._queue.settings.max_batch_size  # type: ignore[no-any-return]
-
-    def _get_batch_wait_timeout_s(self) -> float:
-        return self._queue.settings.batch_wait_timeout_s  # type: ignore[no-any-return]
-
-    def _get_curr_iteration_start_times(self) -> StartTimes:
-        now = time.time()
-        return StartTimes([now - (worker.clock() - batch.sent_at) for worker, batch in self._running()])
-
-    async def _is_batching_task_alive(self) -> bool:
-        """Return True until the queue is closed. No task can die: each batch has a task of its own."""
-        return not self._queue.closed
-
-    async def _get_handling_task_stack(self) -> str:
-        """Return the stacks of the running batches."""
-        text = io.StringIO()
-        for _, batch in self._running():
-            batch.task.print_stack(file=text)
-        return text.getvalue()
-
-    def _running(self) -> list[tuple[Any, Any]]:
-        return [(worker, batch) for worker in self._queue.loop_workers() for batch in list(worker.batches)]
+def record_batch(name: str, size: float, limit: float, wait: float, seconds: float, waiting: int) -> None:
+    """Record a batch that has ended in the metrics of Ray Serve, if this process is a replica. Times are in seconds."""
+    if "ray.serve.metrics" not in sys.modules or replica() is None:
+        return
+    tags, (*histograms, length, batches) = {"function_name": name}, _metrics()
+    for histogram, value in zip(histograms, (size, 100 * size / limit, 1000 * wait, 1000 * seconds), strict=True):
+        histogram.observe(value, tags=tags)
+    length.set(waiting, tags=tags)
+    batches.inc(tags=tags)
 
 
-ACCESSORS = tuple(name for name in vars(Inspection) if name.startswith(("_get", "_is")))
+@cache
+def _metrics() -> list[Any]:
+    metrics, constants = sys.modules["ray.serve.metrics"], sys.modules.get("ray.serve._private.constants")
+
+    def histogram(name: str, description: str, buckets: str) -> Any:
+        boundaries = getattr(constants, buckets, [2.0**power for power in range(20)])
+        return metrics.Histogram(name, description=description, boundaries=boundaries, tag_keys=("function_name",))
+
+    return [
+        histogram("serve_actual_batch_size", "Size of each batch.", "BATCH_SIZE_BUCKETS"),
+        histogram("serve_batch_utilization_percent", "Size in % of max_batch_size.", "BATCH_UTILIZATION_BUCKETS_PERCENT"),
+        histogram("serve_batch_wait_time_ms", "Time that the first request waited.", "BATCH_WAIT_TIME_BUCKETS_MS"),
+        histogram("serve_batch_execution_time_ms", "Run time of the function.", "BATCH_EXECUTION_TIME_BUCKETS_MS"),
+        metrics.Gauge("serve_batch_queue_length", description="Requests that wait for a batch.", tag_keys=("function_name",)),
+        metrics.Counter("serve_batches_processed", description="Batches that have ended.", tag_keys=("function_name",)),
+    ]

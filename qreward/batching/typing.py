@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
 
-from qreward.batching.settings import Options
-from qreward.batching.stats import QueueStats
+from qreward.batching.settings import Options, QueueStats
 
 A = TypeVar("A")
 B = TypeVar("B")

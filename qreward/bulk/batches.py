@@ -62,17 +62,10 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         super().__init__()
         self._read_on = read_on
 
-    @property
-    def is_full(self) -> bool:
-        return self.qsize() >= WAITING
-
-    def complete(self) -> None:
-        self.put_nowait(None)
-
     def close(self) -> None:
         while not self.empty():
             self.get_nowait()
-        self.complete()
+        self.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
         while (entry := await self.get()) is not None:
@@ -122,7 +115,6 @@ class ScorerBatch:
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.read_on)
         self._entries: dict[int, Entry] = {}
-        self._done = asyncio.Event()
         self._stats: Mapping[str, EndpointStats] = {}
 
     async def run(self) -> None:
@@ -140,8 +132,8 @@ class ScorerBatch:
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
                     return
-                self._done.clear()
-                await self._done.wait()
+                self._bulk.read_on.clear()
+                await self._bulk.read_on.wait()
             if not await self._bulk.start(entry):
                 return
             self._entries[index] = entry
@@ -149,7 +141,7 @@ class ScorerBatch:
             yield entry.content
 
     def _on_line(self, result: Result[Verdict]) -> None:
-        self._done.set()
+        self._bulk.read_on.set()
         try:
             if result.ok:
                 check_finite(result.value)
@@ -267,19 +259,17 @@ class LineRun:
             self._sent += 1
             self._sent_again += key in self._journal.unfinished
 
-    def _batch_of(self, entry: Entry | None, kind: Any) -> Any:
+    def _batch_of(self, entry: Any, kind: Any) -> Any:
         """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it; ``entry`` is its first line."""
         batch = self._batches.get(kind)
         if batch is None:
-            batch = self._batches[kind] = self._new_batch(entry, kind)
+            if isinstance(kind, type):  # provider batches
+                batch = kind(self, self._journal)
+            else:
+                batch = ModelBatch(self, entry.content.model, kind) if self._scorer is None else ScorerBatch(self, self._scorer)
+            self._batches[kind] = batch
             self._begin(batch.run())
         return batch
-
-    def _new_batch(self, entry: Entry | None, kind: Any) -> Any:
-        if self._scorer is not None:
-            return ScorerBatch(self, self._scorer)
-        assert entry is not None
-        return ModelBatch(self, entry.content.model, kind)
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

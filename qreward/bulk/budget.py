@@ -1,7 +1,4 @@
-"""The budget of a bulk run, in tokens and US dollars.
-
-Before a request is sent, its maximum cost is reserved. The run therefore never exceeds its limits. This module does no I/O.
-"""
+"""The budget of a bulk run: before a request is sent, its maximum cost is reserved, so the run never exceeds its limits."""
 
 from __future__ import annotations
 
@@ -37,12 +34,7 @@ Price = tuple[float, float]
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """An amount of tokens and its cost in US dollars (0.0 if no endpoint has a price).
-
-    Example:
-        >>> Spent(80, 0.5) + Spent(20) * 2 - Spent(40)
-        Spent(tokens=80, cost=0.5)
-    """
+    """An amount of tokens and its cost in US dollars (0.0 if no endpoint has a price)."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -61,21 +53,7 @@ NOTHING = Spent()
 
 
 class SpendingLimit:
-    """Holds the limits of a run, and the amounts that are spent and reserved.
-
-    Args:
-        max_cost: limit in US dollars; None for no limit.
-        max_tokens: limit of prompt and completion tokens together; None for no limit.
-        spent: the amount that earlier runs have spent. It counts towards the limits.
-
-    Example:
-        >>> budget = SpendingLimit(max_tokens=100)
-        >>> budget.reserve(Spent(80)), budget.reserve(Spent(80))
-        (True, False)
-        >>> budget.settle(Spent(80), Spent(30))
-        >>> budget.reserve(Spent(70)), budget.spent.tokens
-        (True, 30)
-    """
+    """The limits of a run in US dollars and in tokens, and the amounts that are spent, also by earlier runs, and reserved."""
 
     def __init__(self, max_cost: float | None = None, max_tokens: int | None = None, spent: Spent = NOTHING) -> None:
         self._max_cost, self._max_tokens = max_cost, max_tokens
@@ -123,10 +101,7 @@ def highest(prices: Iterable[Price]) -> Price | None:
 
 def upper_bound(call: WireRequest, price: Price | None) -> Spent:
     """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter than a byte.
-
-    Raises:
-        ConfigError: the request does not limit its output.
-    """
+    Raises ``ConfigError`` if the request does not limit its output."""
     output, params = _most_output(call), call.params
     inputs_are_params = isinstance(call.codec, PassthroughCodec)
     prompt = _of_lists(params) if inputs_are_params else _tokens(call.inputs) + _tokens(params)
@@ -171,13 +146,8 @@ def spent_by(usage: Usage | None, price: Price | None) -> Spent | None:
 
 
 def cost_of(result: Result[Any], usage: Usage | None, price: Price | None, reserved: Spent, attempts: int) -> Spent:
-    """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost.
-
-    Args:
-        result, usage: the result of the line, and its usage.
-        price: price of the endpoint that answered.
-        reserved: maximum cost of ``attempts`` attempts.
-    """
+    """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost; ``reserved`` is that of
+    ``attempts`` attempts."""
     answer = spent_by(usage, price) if result.ok else NOTHING
     unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
     return (answer or NOTHING) + Spent(reserved.tokens // attempts, reserved.cost / attempts) * unknown

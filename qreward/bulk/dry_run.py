@@ -65,7 +65,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
             break
         found.lines += 1
         try:
-            entry = Entry(line.digest, "", line.place)
+            entry = Entry(line.digest, line.place)
             reader.read(line, entry)
             if is_scored:
                 found.items += 1

@@ -25,6 +25,7 @@ from qreward.errors import ConfigError
 STANDARD_INPUT = "-"
 LONGEST_LINE = 1 << 27
 """Maximum number of bytes of a line. If a line is longer, the file has no line breaks or is not text."""
+UNREADABLE = (OSError, EOFError, zlib.error)
 NEWLINE = b"\n"
 CHUNK = 1 << 20
 """Number of bytes of a file that are read at once."""
@@ -94,7 +95,7 @@ class Input:
         """Return the number of lines. None for standard input, compressed files, tables and iterables without a length."""
         if self._rows is not None:
             return len(self._rows) if isinstance(self._rows, Sequence) else None
-        if any(name == STANDARD_INPUT or _suffix(name) not in _TEXT for name in self.names):
+        if any(name == STANDARD_INPUT or _suffixes(name) not in [(kind, False) for kind in _TEXT] for name in self.names):
             return None
         return sum(map(self._count, self.names))
 
@@ -129,41 +130,9 @@ def _matching(name: str) -> list[str]:
 def _opened(name: str) -> Iterator[BinaryIO]:
     if name == STANDARD_INPUT:
         yield sys.stdin.buffer
-    elif _suffix(name) == ".gz":
-        with gzip.open(name, "rb") as file:
-            yield file  # type: ignore[misc]
-    elif _suffix(name) == ".zst":
-        with Path(name).open("rb") as packed, io.BufferedReader(_Unpacked(name, packed), CHUNK) as file:
-            yield file
     else:
-        with Path(name).open("rb") as file:
-            yield file
-
-
-class _Unpacked(io.RawIOBase):
-    """A zstandard file. Unlike the reader of ``zstandard``, it raises ``EOFError`` if the file is truncated."""
-
-    def __init__(self, name: str, packed: BinaryIO) -> None:
-        self._packed, self._new = packed, needed("zstandard", name).ZstdDecompressor().decompressobj
-        self._frame: Any = None
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            data = b"" if self._frame is None or not self._frame.eof else self._frame.unused_data
-            if not (data := data or self._packed.read(CHUNK)):
-                if self._frame is not None and not self._frame.eof:
-                    raise EOFError("the file was cut off")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._new()
-            self._ready = self._frame.decompress(data)
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
+        with gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb") as file:
+            yield file  # type: ignore[misc]
 
 
 def _text_chunks(name: str) -> Iterator[list[InputLine]]:
@@ -184,7 +153,7 @@ def _text_chunks(name: str) -> Iterator[list[InputLine]]:
                     number += data.count(NEWLINE)
         if rest:
             yield _lines(label, number, rest)
-    except _unreadable() as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{label} cannot be read after line {number}: {error}") from None
 
 
@@ -192,7 +161,6 @@ def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
     """Return the lines of ``data`` except blank ones. ``number`` is the number of lines of the file before ``data``."""
     if not number:
         data = data.removeprefix(codecs.BOM_UTF8)
-        _check_begin(label, data)
         if _OTHER_JSON.match(data):
             how = "each line must be one object, as jq -c . writes objects and jq -c '.[]' the objects of an array"
             raise ConfigError(f"{label} holds JSON over several lines, or an array; {how}")
@@ -200,32 +168,12 @@ def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
     return [InputLine(f"{label}:{place}", digest_of(content), content) for place, content in contents if content]
 
 
-_UTF16 = "UTF-16 text; convert it to UTF-8, such as with iconv -f UTF-16 -t UTF-8"
-_OTHER_FORMATS = {
-    b"\x1f\x8b": "compressed with gzip; give it a name that ends in .gz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstandard; give it a name that ends in .zst",
-    b"PK\x03\x04": "a zip archive; unpack it",
-    b"PAR1": "a Parquet file; give it a name that ends in .parquet",
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"), _UTF16),
-}
-"""Begin of a file -> the format that the file has, although its name says otherwise."""
 _OTHER_JSON = re.compile(rb"\s*([{\[][ \t\r]*\n|\[\s*\{)")
-
-
-def _check_begin(label: str, data: bytes) -> None:
-    for begin, what in _OTHER_FORMATS.items():
-        if data.startswith(begin):
-            raise ConfigError(f"{label} is {what}")
 
 
 def _in_chunks(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
     while chunk := list(islice(lines, ROWS)):
         yield chunk
-
-
-def _unreadable() -> tuple[type[Exception], ...]:
-    packed = sys.modules.get("zstandard")  # loaded only if a .zst file is read
-    return (OSError, EOFError, zlib.error, *((packed.ZstdError,) if packed is not None else ()))
 
 
 # tables
@@ -250,12 +198,10 @@ def _bad_row(place: str, row: Sequence[str], fault: str) -> InputLine:
 
 def _csv(name: str) -> Iterator[InputLine]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # the default, 128 KB, is less than a long prompt
-    delimiter = "\t" if ".tsv" in _suffixes(name) else ","
+    delimiter = "\t" if _suffixes(name)[0] == ".tsv" else ","
     number = 0
-    damaged: tuple[type[Exception], ...] = (*_unreadable(), csv.Error, UnicodeDecodeError)
     try:
         with _opened(name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            _check_begin(name, file.peek(4))  # type: ignore[attr-defined]
             reader = csv.reader(text, delimiter=delimiter, strict=True)
             columns = next(reader, [])
             if twice := sorted({column for column in columns if columns.count(column) > 1}):
@@ -267,7 +213,7 @@ def _csv(name: str) -> Iterator[InputLine]:
                     continue
                 content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
                 yield InputLine(f"{name}:{number}", digest_of(content), content)
-    except damaged as error:
+    except (*UNREADABLE, csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read after line {number}: {error}") from None
 
 
@@ -296,29 +242,22 @@ def needed(module: str, name: str) -> Any:
 
 _TEXT = (".jsonl", ".ndjson", ".json", ".txt", "")
 _TABLES: Mapping[str, Callable[[str], Iterator[InputLine]]] = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
-_PACKED = (".gz", ".zst")
 
 
-def _suffix(name: str) -> str:
-    return Path(name).suffix.lower()
-
-
-def _suffixes(name: str) -> tuple[str, str]:
-    if _suffix(name) in _PACKED:
-        return _suffix(name.rpartition(".")[0]), _suffix(name)
-    return _suffix(name), ""
+def _suffixes(name: str) -> tuple[str, bool]:
+    """Return the ending of a name without ``.gz``, and whether it had that."""
+    path, is_packed = Path(name), Path(name).suffix.lower() == ".gz"
+    return (path.with_suffix("") if is_packed else path).suffix.lower(), is_packed
 
 
 def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
     """Return the function that reads the rows of a table; None for a file of JSON lines. Raises ``ConfigError``."""
     if name == STANDARD_INPUT:
         return None
-    kind, packed = _suffixes(name)
-    if kind not in (*_TEXT, *_TABLES) or (kind == ".parquet" and packed):
-        known = ", ".join(filter(None, (*_TEXT, *_TABLES, *_PACKED)))
-        raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {known}")
-    if packed == ".zst":
-        needed("zstandard", name)
+    kind, is_packed = _suffixes(name)
+    if kind not in (*_TEXT, *_TABLES) or (kind == ".parquet" and is_packed):
+        known = ", ".join(filter(None, (*_TEXT, *_TABLES, ".gz")))
+        raise ConfigError(f"{name}: the format {f'{kind}.gz' if is_packed else kind!r} is not known; known: {known}")
     if kind == ".parquet":
         needed("pyarrow.parquet", name)
     return _TABLES.get(kind)

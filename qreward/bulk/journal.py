@@ -98,7 +98,7 @@ class Journal:
         self._index: dict[int, int] = {}  # key -> offset of the result, 0 without one, and two bits
         self._order = array("Q")  # the keys of the lines that were read, in the order of the input
         self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
-        self._retried = 0  # failures up to this offset do not count as done
+        self._skips_failed = retry_failed  # the failures of earlier runs
         self._started: dict[int, Spent] = {}  # key of a line that this run sent and that has no result yet -> its maximum cost
         self._left_before: dict[int, Spent] = {}  # the same for lines that an earlier run sent
         self._spent = NOTHING  # tokens and cost of all lines that are in neither of these two mappings
@@ -117,8 +117,6 @@ class Journal:
         except BaseException as error:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
-        if retry_failed:
-            self._retried = self._end
         self.unfinished = frozenset(self._left_before)
         self.spent_before = sum(self._left_before.values(), self._spent)
         self._sync_error: OSError | None = None
@@ -180,7 +178,7 @@ class Journal:
             self._left_before[key] = record.spent
             return
         self._spent += record.spent
-        if kind != WITHDRAWN:
+        if kind == DONE or (kind == FAILED and not self._skips_failed):
             self._index[key] = place << 2 | (kind == DONE)
 
     # the lines
@@ -194,14 +192,11 @@ class Journal:
             found = self._index.get(digest, 0)
         self._index[digest] = found | _READ
         self._order.append(digest)
-        return digest, self._counts(found)
-
-    def _counts(self, found: int) -> bool:
-        return found & _OK == _OK or found >> 2 > self._retried
+        return digest, found > _READ
 
     def is_done(self, key: int) -> bool:
-        """Return whether a line has a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
-        return self._counts(self._index.get(key, 0))
+        """Return whether a line has a result. With ``retry_failed``, lines that failed in an earlier run have none."""
+        return self._index.get(key, 0) > _READ
 
     def place(self, key: int) -> int:
         return self._index.get(key, 0) >> 2
@@ -213,11 +208,11 @@ class Journal:
 
     @property
     def done(self) -> int:
-        return sum(map(self._counts, self._index.values()))
+        return sum(found > _READ for found in self._index.values())
 
     @property
     def failed(self) -> int:
-        return sum(not found & _OK and self._counts(found) for found in self._index.values())
+        return sum(not found & _OK and found > _READ for found in self._index.values())
 
     @property
     def started(self) -> int:
@@ -232,12 +227,6 @@ class Journal:
                 file.seek(place)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
-                yield Line(record.kind == DONE, record.content)
-
-    def as_done(self) -> Iterator[Line]:
-        """Yield the results in the order in which they were received. A line with several results yields the last one."""
-        for place, _, record in read_records(self.path):
-            if record.kind in (DONE, FAILED) and self._index.get(record.key, 0) >> 2 == place:
                 yield Line(record.kind == DONE, record.content)
 
     # while running

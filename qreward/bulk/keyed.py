@@ -35,7 +35,7 @@ from qreward.judge.types import Scorer
 from qreward.results import Usage
 from qreward.runtime import Runtime
 
-OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "order", "progress")
+OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "progress")
 """Settings that work only if one process reads all lines."""
 
 
@@ -57,7 +57,7 @@ def keyed_line(row: Mapping[str, Any]) -> tuple[Entry, InputLine]:
     """Return a row as a line that is identified by the row's content. Neither the order of columns nor columns with null count."""
     content = msgspec.json.encode(_without_nulls(row), order="deterministic")
     found = blake2b(content, digest_size=16).digest()
-    entry = Entry(int.from_bytes(found[:8]) & DIGEST, f"qreward-{found.hex()}")
+    entry = Entry(int.from_bytes(found[:8]) & DIGEST, identifier=f"qreward-{found.hex()}")
     return entry, InputLine(f"row {entry.identifier}", entry.key, content)
 
 
@@ -254,7 +254,7 @@ class KeyedRun(LineRun):
 
     async def aclose(self) -> None:
         for batch in self._batches.values():
-            batch.queue.complete()
+            batch.queue.put_nowait(None)
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         self._journal.close()

@@ -8,13 +8,11 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qreward.bulk.inputs import ROWS, needed
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.types import CriterionResult, Verdict
@@ -78,9 +76,8 @@ def _encoded(value: object) -> bytes:
         return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 
-LINES, PACKED, TABLE = (".jsonl", ".ndjson"), (".jsonl.gz", ".ndjson.gz"), ".parquet"
+LINES, PACKED = (".jsonl", ".ndjson"), (".jsonl.gz", ".ndjson.gz")
 """Endings of the names of output files."""
-COLUMNS = ("id", "custom_id", "response", "error")
 _BEGIN = b'{"id":"qreward-'
 """Begin of each line that this module makes."""
 
@@ -93,35 +90,34 @@ class OutputFile:
             raise ConfigError("the output must be a file, because its journal is kept beside it; name one")
         if path.is_dir():
             raise ConfigError(f"the output {str(path)!r} is a folder; name a file in it")
-        endings = (*PACKED, *LINES, TABLE)
+        endings = (*PACKED, *LINES)
         ending = next((each for each in endings if path.name.lower().endswith(each)), None)
         if ending is None:
             raise ConfigError(f"the output {str(path)!r} has a format that cannot be written; its name must end in {', '.join(endings)}")
         self.path, self.stem, self._is_packed = path, path.name[: -len(ending)], ending in PACKED
-        self._parquet = (needed("pyarrow", str(path)), needed("pyarrow.parquet", str(path))) if ending == TABLE else None
         if not path.parent.is_dir():
             raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
 
     def check_replaceable(self) -> None:
         if not self.path.exists() or not self.path.stat().st_size:
             return
-        with suppress(OSError, EOFError, ValueError, zlib.error):  # it has another format
-            if self._is_ours():
+        with suppress(OSError, EOFError, ValueError, zlib.error), gzip.open(self.path) if self._is_packed else self.path.open("rb") as file:
+            if file.read(len(_BEGIN)) == _BEGIN:
                 return
         raise ConfigError(f"{str(self.path)!r} exists and is not the output of a bulk run; name another output, or remove the file")
 
-    def _is_ours(self) -> bool:
-        if self._parquet is not None:
-            names: list[str] = self._parquet[1].read_schema(self.path).names
-            return tuple(names) == COLUMNS
-        with gzip.open(self.path) if self._is_packed else self.path.open("rb") as file:
-            return file.read(len(_BEGIN)) == _BEGIN
-
     def write(self, lines: Iterable[bytes]) -> int:
         """Write all lines and return their number. If there are no lines, the file of an earlier run is removed. Raises ``OSError``."""
-        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
+        unfinished, count = self.path.with_name(f".{self.path.name}.unfinished"), 0
         try:
-            count = self._write_text(unfinished, lines) if self._parquet is None else self._write_table(unfinished, lines)
+            with unfinished.open("wb", buffering=1 << 20) as file:
+                # without the name and the time
+                with gzip.GzipFile("", "wb", 6, file, 0) if self._is_packed else nullcontext(file) as packed:
+                    for count, line in enumerate(lines, 1):  # noqa: B007 - the count of all lines is returned
+                        packed.write(line)
+                        packed.write(b"\n")
+                file.flush()
+                os.fsync(file.fileno())
             if count:
                 unfinished.replace(self.path)
             else:
@@ -129,34 +125,3 @@ class OutputFile:
         finally:
             unfinished.unlink(missing_ok=True)
         return count
-
-    def _write_text(self, path: Path, lines: Iterable[bytes]) -> int:
-        count = 0
-        with path.open("wb", buffering=1 << 20) as file:
-            with gzip.GzipFile("", "wb", 6, file, 0) if self._is_packed else nullcontext(file) as packed:  # without the name and the time
-                for count, line in enumerate(lines, 1):  # noqa: B007 - the count of all lines is returned
-                    packed.write(line)
-                    packed.write(b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return count
-
-    def _write_table(self, path: Path, lines: Iterable[bytes]) -> int:
-        assert self._parquet is not None
-        pyarrow, parquet = self._parquet
-        schema = pyarrow.schema([(name, pyarrow.string()) for name in COLUMNS])
-        count, rows = 0, iter(lines)
-        with parquet.ParquetWriter(path, schema) as writer:
-            while chunk := [_row(line) for line in islice(rows, ROWS)]:
-                writer.write_table(pyarrow.Table.from_pylist(chunk, schema))
-                count += len(chunk)
-        return count
-
-
-def _row(line: bytes) -> dict[str, str | None]:
-    raw = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    row: dict[str, str | None] = {name: msgspec.json.decode(raw[name]) for name in ("id", "custom_id") if name in raw}
-    for name, value in raw.items():
-        if name not in ("id", "custom_id"):
-            row["error" if name == "error" else "response"] = None if bytes(value) == b"null" else bytes(value).decode()
-    return row

@@ -230,22 +230,20 @@ class BatchApi:
             "Content-Type": f"multipart/form-data; boundary={boundary}",
             "Content-Length": str(len(head) + size + len(tail)),
         }
-        body = await self._call("POST", "/files", model, pieces(), headers)
-        return self._read(FileObject, body, model).id
+        return (await self._call(FileObject, "POST", "/files", model, pieces(), headers)).id
 
     async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
         """Create a batch from an uploaded file. If the call fails, the batch may still have been created: search for it with ``find``."""
         wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
-        return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
+        return await self._call(BatchObject, "POST", "/batches", model, msgspec.json.encode(wanted))
 
     async def retrieve(self, batch: str, model: str) -> BatchObject:
-        return self._read(BatchObject, await self._call("GET", f"/batches/{batch}", model), model)
+        return await self._call(BatchObject, "GET", f"/batches/{batch}", model)
 
     async def find(self, tag: str, model: str) -> BatchObject | None:
         after = ""
         for _ in range(PAGES):
-            body = await self._call("GET", f"/batches?limit={PAGE}{after}", model)
-            page = self._read(BatchPage, body, model)
+            page = await self._call(BatchPage, "GET", f"/batches?limit={PAGE}{after}", model)
             if (found := next((batch for batch in page.data if batch.tag == tag), None)) is not None:
                 return found
             if not page.has_more or not page.data:
@@ -279,8 +277,14 @@ class BatchApi:
         await self.connection.aclose()
 
     async def _call(
-        self, method: str, path: str, model: str, body: bytes | AsyncIterator[bytes] | None = None, headers: dict[str, str] | None = None
-    ) -> bytes:
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        model: str,
+        body: bytes | AsyncIterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> T:
         try:
             transport = self.connection.transport
             reply = await (await transport.begin(method, path, body, headers)).read_whole(transport.cap)
@@ -288,15 +292,11 @@ class BatchApi:
             raise self._failed(error, model) from None
         if not 200 <= reply.status < 300:
             raise self._refused(reply, model)
-        return reply.body
-
-    def _read(self, kind: type[T], body: bytes, model: str) -> T:
         try:
-            return read(kind, body)
+            return read(kind, reply.body)
         except Malformed as error:
-            raise CallFailed(
-                self.connection.failure_from_body(error, Reply(200, {}, body), partial_request("/v1/batches", model))
-            ) from None
+            call = partial_request("/v1/batches", model)
+            raise CallFailed(self.connection.failure_from_body(error, Reply(200, {}, reply.body), call)) from None
 
     def _failed(self, error: Exception, model: str) -> CallFailed:
         return CallFailed(failure_of(error, self.endpoint, partial_request("/v1/batches", model), self.connection))

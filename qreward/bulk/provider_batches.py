@@ -6,13 +6,13 @@ import asyncio
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack, aclosing
 from copy import copy
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,8 +30,9 @@ from qreward.results import EndpointStats, Result, with_trail
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 
-IN_FLIGHT = 32
-"""Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines."""
+IN_FLIGHT = 7
+"""Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines, of about 500 bytes each, so
+that a run of 10 million lines, whose index takes 1.24 GB, stays within 1.5 GB."""
 IDLE = 5.0
 """Seconds without a new line after which files that are not full are sent. The files are then sent, because further lines
 may have to wait for the budget or for the input."""
@@ -42,24 +43,18 @@ REPEAT_FOR = 3600.0
 TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}
 """Kinds of failures after which a call is repeated."""
 
+INPUT_BITS = 0xFFFF
+
 T = TypeVar("T")
 Again = list[tuple[Entry, Failure]]
 """Lines that must be sent again, each with the failure that is the reason."""
 
 
-class Request(NamedTuple):
-    """Where the request of a line is in the file of its batch: offset, number of bytes, and number of inputs (1 unless embeddings)."""
-
-    begin: int
-    size: int
-    inputs: int
-
-
 class Batch:
-    def __init__(self, api: BatchApi, url: str, model: str, folder: Path, number: int | None = None, held: HeldBatch | None = None) -> None:
+    def __init__(self, api: BatchApi, folder: Path, url: str, model: str, number: int | None = None, held: HeldBatch | None = None) -> None:
         self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
         self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
-        self.written: list[int] = [] if held is None else list(held.lines)
+        self.order: list[int] = [] if held is None else list(held.lines)  # the keys in the file, if an earlier run wrote it
         self.lines: dict[int, Entry] = {}
         self.file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115 - closed with the batch
         self.size = self.inputs = self.missing = 0
@@ -77,18 +72,21 @@ class Batch:
         return self.api.endpoint.probe or provider.LONGEST_POLL
 
     def add(self, line: Entry, request: bytes, inputs: int) -> None:
-        """Add a line and write its request. Raises ``OSError`` if the disk is full."""
+        """Add a line and write its request. Raises ``OSError`` if the disk is full.
+
+        The line's content becomes one number, which takes little memory: offset and size (28 bits) of its request in the file, and its
+        number of inputs (16 bits).
+        """
         self.file.write(request)
-        line.content = Request(self.size, len(request), inputs)
+        line.content = (self.size << 28 | len(request)) << 16 | inputs
         self.lines[line.key] = line
         self.size += len(request)
         self.inputs += inputs
-        if self.held is None:
-            self.written.append(line.key)
 
     def request(self, line: Entry) -> bytes:
         self.file.flush()
-        return os.pread(self.file.fileno(), line.content.size, line.content.begin)
+        place = line.content >> 16
+        return os.pread(self.file.fileno(), place & (1 << 28) - 1, place >> 28)
 
     def take_rest(self) -> list[Entry]:
         rest = list(self.lines.values())
@@ -105,20 +103,17 @@ class ProviderBatches:
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
         self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
         self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
-        self._files: set[Batch] = set()  # batches with an open file
         self._timer: asyncio.TimerHandle | None = None
         self._has_all = False  # all lines of the queue are in files
         self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
-        self._tasks: set[asyncio.Task[None]] = set()
         self._following = self._waiting = 0  # number of batches with a slot, and of those that wait for another batch to end
-        self._changed, self._ended, self._slots = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
-        try:
+        self._ended, self._slots = asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
+        self._task: asyncio.Task[Any] | None = None  # that of ``run``
+        with ExitStack() as files:  # closes the files of batches if the next one raises
+            self._files = files
             for number, held in list(journal.held.items()):
                 self._continue_held(number, held)
-        except BaseException:
-            for batch in self._files:
-                batch.file.close()
-            raise
+            self._files = files.pop_all()
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._tallies.stats()
@@ -151,15 +146,14 @@ class ProviderBatches:
             self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.handle
-        batch = self._open[number] = Batch(self._api(endpoint), held.url, held.model, self._folder, number, held)
-        self._files.add(batch)
+        batch = self._open[number] = self._new_batch(endpoint, held.url, held.model, number, held)
         batch.missing, batch.reserved = len(missing), reserved
 
-    def _api(self, endpoint: Endpoint) -> BatchApi:
-        found = self._apis.get(endpoint.name)
-        if found is None:
-            found = self._apis[endpoint.name] = BatchApi(endpoint)
-        return found
+    def _new_batch(self, endpoint: Endpoint, *of: Any) -> Batch:
+        api = self._apis.get(endpoint.name) or self._apis.setdefault(endpoint.name, BatchApi(endpoint))
+        batch = Batch(api, self._folder, *of)
+        self._files.callback(batch.file.close)
+        return batch
 
     def _settle(self, reserved: Spent, spent: Spent) -> None:
         self._bulk.budget.settle(reserved, spent)
@@ -168,39 +162,24 @@ class ProviderBatches:
     # the run
 
     async def run(self) -> None:
-        self._begin(self._collect())
+        self._task = asyncio.current_task()
         try:
-            while self._tasks and not self._bulk.is_stopping:
-                await self._changed.wait()
-                self._changed.clear()
-                for task in [task for task in self._tasks if task.done()]:
-                    self._tasks.discard(task)
-                    task.result()
-        finally:
-            await self._leave()
-
-    async def _leave(self) -> None:
-        """Cancel all tasks, then remove files and close connections, even if this method is cancelled too."""
-        for task in self._tasks:
-            task.cancel()
-        try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(self._collect())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for batch in self._files:
-                batch.file.close()
+            self._files.close()
             for api in self._apis.values():
                 await api.aclose()
 
     def stop(self) -> None:
         """End the run. The batches of the run keep running at the provider."""
-        self._changed.set()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._changed.set())
+        self.queue.close()
+        if self._task is not None:
+            self._task.cancel()
 
     # collecting
 
@@ -219,19 +198,17 @@ class ProviderBatches:
         self._complete_all()
         for batch in tuple(self._open.values()):
             if batch.missing:  # the missing lines were removed from the input, or this run does not read them
-                self._begin(self._run_batch(batch, self._resume))
+                self._group.create_task(self._carry_out(batch))
 
     def _add_line(self, entry: Entry) -> None:
         """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
-        call = entry.content
+        call, holder = entry.content, self._holder(entry.key)
         url, inputs = provider.url_of(call), provider.inputs_in(call)
-        if (holder := self._holder(entry.key)) is not None:
-            api = holder.api
-        elif endpoints := self._bulk.runtime.fleet.batch_endpoints(call.model):
-            api = self._api(endpoints[self._turns[url, call.model] % len(endpoints)])  # they take turns, file by file
-        else:
+        endpoints = self._bulk.runtime.fleet.batch_endpoints(call.model) if holder is None else [holder.api.endpoint]
+        if not endpoints:
             raise ConfigError(f"model {call.model!r} has no endpoint of kind 'openai_batch' any more")
-        request = provider.request_line(entry.key, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
+        endpoint = endpoints[self._turns[url, call.model] % len(endpoints)]  # they take turns, file by file
+        request = provider.request_line(entry.key, url, call.codec.encode(call, endpoint.model_names.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
             raise BadRequest(
                 f"it has {len(request)} bytes and {inputs} inputs; a provider batch takes {provider.FILE_BYTES} and {provider.INPUTS}, "
@@ -239,26 +216,25 @@ class ProviderBatches:
             )
         entry.started = True
         if holder is None:
-            self._put(api, url, call.model, entry, request, inputs)
+            self._put(endpoint, url, call.model, entry, request, inputs)
             return
         assert holder.held is not None
         holder.add(entry, request, inputs)
         holder.missing -= 1
-        holder.reserved -= holder.held.reserved(entry.key)
+        holder.reserved -= Spent(*holder.held.lines.pop(entry.key))
         if not holder.missing:
-            self._begin(self._run_batch(holder, self._resume))
+            self._group.create_task(self._carry_out(holder))
 
-    def _put(self, api: BatchApi, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
-        key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
+    def _put(self, endpoint: Endpoint, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
+        key = (endpoint.name, url, model)
         batch = self._collecting.get(key)
         if batch is not None and (batch.size + len(request) > provider.FILE_BYTES or batch.inputs + inputs > provider.INPUTS):
             self._complete(key)
             batch = None
         if batch is None:
-            batch = self._collecting[key] = Batch(api, url, model, self._folder)
-            self._files.add(batch)
+            batch = self._collecting[key] = self._new_batch(endpoint, url, model)
         batch.add(line, request, inputs)
-        if len(batch.lines) >= most:
+        if len(batch.lines) >= self._most_lines.get(endpoint.name, provider.LINES):
             self._complete(key)
         if self._timer is not None:
             self._timer.cancel()
@@ -270,16 +246,24 @@ class ProviderBatches:
 
     def _complete(self, key: tuple[str, str, str]) -> None:
         self._turns[key[1:]] += 1
-        self._begin(self._run_batch(self._collecting.pop(key), self._submit))
+        self._group.create_task(self._carry_out(self._collecting.pop(key)))
 
     # one batch
 
-    async def _run_batch(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
-        """Do the work of one batch. If the work raises, the run stops. The next run continues the batch at the provider."""
+    async def _carry_out(self, batch: Batch) -> None:
+        """Send a batch, or search for that of an earlier run, follow it to its end, and take its results.
+
+        If that raises, the run stops. The next run continues the batch at the provider.
+        """
         async with self._slots:
             self._following += 1
             try:
-                await work(batch)
+                if batch.held is None:
+                    await self._submit(batch)
+                elif batch.id is None:
+                    await self._search(batch)
+                if batch.id is not None:
+                    await self._finish(batch, await self._polled(batch, batch.id))
             except QRewardError as error:
                 self._bulk.stop(f"provider batch {batch.id or 'not created'}: {error}")
             except OSError as error:
@@ -289,7 +273,6 @@ class ProviderBatches:
                 self._ended.set()
                 if batch.number not in self._open:
                     batch.file.close()
-                    self._files.discard(batch)
 
     async def _submit(self, batch: Batch) -> None:
         api, model = batch.api, batch.model
@@ -304,47 +287,40 @@ class ProviderBatches:
         self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
         self._open[number] = batch
         self._bulk.submitted(lines)
-        created = await self._create(batch, file)
-        self._name(batch, created)
-        await self._follow(batch, batch.first_poll)
-
-    async def _create(self, batch: Batch, file: str) -> BatchObject:
-        """Create a batch. After a failed call, search for the batch first, because the provider may have created it."""
-        api, model = batch.api, batch.model
-        try:
-            return await api.create(file, batch.url, batch.tag, model)
-        except CallFailed as failed:
-            if failed.failure.kind not in TEMPORARY:
-                self._end(batch)
-                raise failed.failure.error from None
 
         async def find_or_create() -> BatchObject:
             return await api.find(batch.tag, model) or await api.create(file, batch.url, batch.tag, model)
 
-        await asyncio.sleep(batch.first_poll)
-        return await self._repeat(batch, find_or_create)
+        try:
+            created = await api.create(file, batch.url, batch.tag, model)
+        except CallFailed as failed:  # the provider may have created the batch
+            if failed.failure.kind not in TEMPORARY:
+                self._end(batch)
+                raise failed.failure.error from None
+            await asyncio.sleep(batch.first_poll)
+            created = await self._repeat(batch, find_or_create)
+        self._name(batch, created)
 
-    async def _resume(self, batch: Batch) -> None:
-        """Continue a batch of an earlier run. If the earlier run did not receive the batch's identifier, search for the batch's tag."""
-        for wait in (0.0, batch.first_poll) if batch.id is None else ():  # the provider may still be creating the batch
+    async def _search(self, batch: Batch) -> None:
+        """Search for a batch whose identifier an earlier run did not receive. If the provider does not have it, send its lines again."""
+        for wait in (0.0, batch.first_poll):  # the provider may still be creating the batch
             await asyncio.sleep(wait)
             if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))) is not None:
                 self._name(batch, found)
-                break
-        if batch.id is None:
-            await self._send_rest(batch, batch.take_rest())
-            return
-        await self._follow(batch, 0.0)
+                return
+        await self._send_rest(batch, batch.take_rest())
 
     def _name(self, batch: Batch, found: BatchObject) -> None:
         assert batch.number is not None
         batch.id = found.id
         self._journal.record_batch(batch.number, msgspec.json.encode(found.id))
 
-    async def _follow(self, batch: Batch, wait: float) -> None:
-        batch.since, name = self._loop.time(), batch.id or ""
-        while True:
+    async def _polled(self, batch: Batch, name: str) -> BatchObject:
+        """Poll a batch until it has ended."""
+        batch.since, wait = self._loop.time(), batch.first_poll
+        if batch.held is None:
             await asyncio.sleep(wait)
+        while True:
             try:
                 found = await self._repeat(batch, lambda: batch.api.retrieve(name, batch.model))
             except RequestError as error:
@@ -352,8 +328,13 @@ class ProviderBatches:
                     raise
                 found = BatchObject(name, "cancelled")
             if found.has_ended:
-                break
-            wait = provider.next_poll(max(wait, batch.first_poll), batch.longest)
+                return found
+            wait = provider.next_poll(wait, batch.longest)
+            await asyncio.sleep(wait)
+
+    async def _finish(self, batch: Batch, found: BatchObject) -> None:
+        """Take the results of a batch that has ended. Send lines with a temporary failure and lines without a result again, up to
+        ``retry.attempts`` times."""
         if found.status == "failed":
             await self._handle_refusal(batch, found)
             return
@@ -363,13 +344,11 @@ class ProviderBatches:
                 if await self._repeat(batch, partial(self._take_results, batch, file, again)) >= least:
                     break
                 await asyncio.sleep(batch.first_poll)  # read the file again, because the missing results were paid
-        await self._send_again(batch, again, found.status)
-
-    async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
-        """End a batch. Send lines with a temporary failure and lines without a result again, up to ``retry.attempts`` times."""
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
-        nothing, left = _without_result(batch, status), []
+        name, kind = batch.api.endpoint.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
+        words = f"endpoint {name!r}: provider batch {batch.id} is {found.status}, without a result for this line"
+        nothing, left = Failure(kind, RequestError(words, endpoint=name, model=batch.model)), []  # paid only if the batch is completed
         for line, failure in (*again, *((line, nothing) for line in batch.take_rest())):
             if len(line.attempts) + 1 >= self._bulk.attempts:
                 self._fail_line(batch, line, failure)
@@ -383,7 +362,7 @@ class ProviderBatches:
         for number, line in enumerate(lines, 1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            self._put(batch.api, batch.url, batch.model, line, batch.request(line), line.content.inputs)
+            self._put(batch.api.endpoint, batch.url, batch.model, line, batch.request(line), line.content & INPUT_BITS)
         if self._has_all:
             self._complete_all()
 
@@ -392,10 +371,10 @@ class ProviderBatches:
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
-        named = [fault for fault in faults if fault.line is not None]
+        named, written = [fault for fault in faults if fault.line is not None], batch.order or list(batch.lines)
         for fault in named:
             number = fault.line or 0
-            line = batch.lines.pop(batch.written[number - 1], None) if 0 < number <= len(batch.written) else None
+            line = batch.lines.pop(written[number - 1], None) if 0 < number <= len(written) else None
             if line is not None:
                 text = secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}")
                 error = BadRequest(text, endpoint=batch.api.endpoint.name, model=batch.model)
@@ -403,22 +382,16 @@ class ProviderBatches:
         if not named and provider.TOO_MANY_TOKENS not in {fault.code for fault in faults}:
             self._end(batch)
             raise QRewardError(secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the file: {words}"))
-        if not named:
-            await self._wait_for_room(batch)
-        await self._send_rest(batch, batch.take_rest())
-
-    async def _wait_for_room(self, batch: Batch) -> None:
-        """Wait until another batch has ended and left room in the provider's queue. If no other batch runs, halve the size of files."""
-        if self._following - self._waiting > 1:
+        if not named and self._following - self._waiting > 1:  # another batch that ends leaves room in the provider's queue
             self._waiting += 1
             self._ended.clear()
             await self._ended.wait()
             self._waiting -= 1
-            return
-        lines = len(batch.written)
-        if lines == 1:
-            await asyncio.sleep(batch.longest)
-        self._most_lines[batch.api.endpoint.name] = max(1, lines // 2)
+        elif not named:
+            if len(written) == 1:
+                await asyncio.sleep(batch.longest)
+            self._most_lines[batch.api.endpoint.name] = max(1, len(written) // 2)
+        await self._send_rest(batch, batch.take_rest())
 
     def _end(self, batch: Batch) -> None:
         """Record the end of a batch. Its lines that were not read from the input count as paid."""
@@ -498,17 +471,9 @@ class ProviderBatches:
         return line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING
 
 
-def _without_result(batch: Batch, status: str) -> Failure:
-    """Return the failure for lines without a result in an ended batch. Such lines count as paid only if ``status`` is ``completed``."""
-    name = batch.api.endpoint.name
-    words = f"endpoint {name!r}: provider batch {batch.id} is {status}, without a result for this line"
-    kind = FailureKind.TRANSIENT if status == "completed" else FailureKind.TIMEOUT
-    return Failure(kind, RequestError(words, endpoint=name, model=batch.model))
-
-
 def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
     """Interpret a result like a response that was received from the endpoint directly."""
-    call, response = provider.partial_request(batch.url, batch.model, line.content.inputs), found.response
+    call, response = provider.partial_request(batch.url, batch.model, line.content & INPUT_BITS), found.response
     connection = batch.api.connection
     status = 200 if response is None else response.status_code
     body = b"" if response is None else bytes(response.body)

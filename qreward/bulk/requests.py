@@ -26,13 +26,22 @@ IDS = ("custom_id", "id")
 class Entry:
     """A line that is to be sent or was sent. ``content`` is its request or item, ``reserved`` the maximum cost of all its attempts."""
 
-    __slots__ = ("attempts", "content", "custom_id", "identifier", "key", "place", "reserved", "started")
+    __slots__ = ("_identifier", "attempts", "content", "key", "name", "place", "reserved", "started")
 
-    def __init__(self, key: int, identifier: str, place: str = "") -> None:
-        self.key, self.identifier, self.place = key, identifier, place
-        self.custom_id, self.reserved, self.started = identifier, NOTHING, False
+    def __init__(self, key: int, place: str = "", identifier: str = "") -> None:
+        self.key, self.place, self._identifier = key, place, identifier
+        self.name: str | None = None  # its identifier in the input
+        self.reserved, self.started = NOTHING, False
         self.content: Any = None
         self.attempts: tuple[AttemptRecord, ...] = ()  # the failed attempts in provider batches
+
+    @property
+    def identifier(self) -> str:
+        return self._identifier or f"qreward-{self.key:015x}"
+
+    @property
+    def custom_id(self) -> str:
+        return self.identifier if self.name is None else self.name
 
 
 class RequestReader:
@@ -53,7 +62,7 @@ class RequestReader:
         try:
             fields = line.fields()
             found = [(dict.get if self._is_scored else dict.pop)(fields, name, None) for name in IDS]
-            entry.custom_id = next((str(value) for value in found if value is not None), entry.identifier)
+            entry.name = next((str(value) for value in found if value is not None), None)
             entry.content = self._item(fields) if self._is_scored else self._request(fields)
         except (ValueError, BadRequest, ConfigError) as error:
             raise BadRequest(f"{line.place}: {error}") from None

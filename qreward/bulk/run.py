@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import LineRun
+from qreward.bulk.batches import WAITING, LineRun
 from qreward.bulk.budget import NOTHING, Spent, highest, upper_bound
 from qreward.bulk.inputs import Input, InputLine, Inputs
 from qreward.bulk.journal import Journal, JournalFull
@@ -95,13 +95,13 @@ class BulkRun(LineRun):
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
-                    await self._take_line(line, Entry(key, f"qreward-{key:015x}", line.place))
+                    await self._take_line(line, Entry(key, line.place))
                 self._read = first + len(chunk)
             self._journal.drop_unread()
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
-                batch.queue.complete()
+                batch.queue.put_nowait(None)
 
     async def _take_line(self, line: InputLine, entry: Entry) -> None:
         """Give a line to its batch, as soon as the budget and the batch's queue have room."""
@@ -123,7 +123,7 @@ class BulkRun(LineRun):
             return
         entry.reserved = reserved
         batch = self._batch_of(entry, kind)
-        while batch.queue.is_full and self._reason is None:
+        while batch.queue.qsize() >= WAITING and self._reason is None:
             self.read_on.clear()
             await self.read_on.wait()
         self._taken += 1
@@ -146,9 +146,6 @@ class BulkRun(LineRun):
     @property
     def _provider(self) -> ProviderBatches | None:
         return self._batches.get(ProviderBatches)
-
-    def _new_batch(self, entry: Entry | None, kind: Any) -> Any:
-        return ProviderBatches(self, self._journal) if kind is ProviderBatches else super()._new_batch(entry, kind)
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
         """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints."""
@@ -226,30 +223,33 @@ class BulkRun(LineRun):
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait({writing})  # ``_write`` reads the journal, which ``run`` closes after this method
+            await asyncio.wait({writing})  # the next run writes to the same files
             raise
         except OSError as error:
             self._reason = f"the output cannot be written: {error.strerror or error}; its lines are all in the journal"
             return None, None
 
-    async def _total(self) -> int | None:
-        """Return the most lines that this run will send; None if it is not known in advance."""
-        lines = await asyncio.to_thread(self._source.count)
-        if lines is None:
-            return self._settings.sample
-        ours = len(self._settings.in_shard(range(lines)))
-        return min(max(0, ours - self._done_before), self._settings.sample or ours)
-
     async def _refresh(self, meter: ProgressMeter) -> None:
-        meter.expect(await self._total())
+        lines, most = await asyncio.to_thread(self._source.count), self._settings.sample
+        if lines is not None:
+            ours = len(self._settings.in_shard(range(lines)))
+            most = min(max(0, ours - self._done_before), most or ours)
+        meter.expect(most)  # None if the number of lines is not known in advance
         while True:
             meter.refresh()
             await asyncio.sleep(REFRESH_INTERVAL)
 
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
-        journal = self._journal
-        endpoints = self._endpoints()
+        journal, prices = self._journal, self.runtime.prices
+        endpoints: dict[str, EndpointStats] = {}
+        for batch in self._batches.values():
+            for name, stats in batch.endpoints().items():
+                endpoints[name] = merged_stats(endpoints[name], stats) if name in endpoints else stats
         prompt, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in ("prompt_tokens", "cached_tokens"))
+        cost = (self.budget.spent - journal.spent_before).cost
+        if self._scorer is not None:
+            priced = [(prices[name], stats) for name, stats in endpoints.items() if name in prices]
+            cost = sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
         return BulkReport(
             lines=self._read,
             done=journal.done,
@@ -264,9 +264,9 @@ class BulkRun(LineRun):
             tokens=prompt + sum(stats.completion_tokens for stats in endpoints.values()),
             prompt_tokens=prompt,
             cached_tokens=cached,
-            cost=self._cost(endpoints) if self.runtime.prices else None,
+            cost=cost if prices else None,
             tokens_before=journal.spent_before.tokens,
-            cost_before=journal.spent_before.cost if self.runtime.prices else None,
+            cost_before=journal.spent_before.cost if prices else None,
             endpoints=endpoints,
             errors=self.errors,
             output=output,
@@ -274,23 +274,9 @@ class BulkRun(LineRun):
             reason=self._reason,
         )
 
-    def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
-        if self._scorer is None:
-            return (self.budget.spent - self._journal.spent_before).cost
-        priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
-        return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
-
-    def _endpoints(self) -> dict[str, EndpointStats]:
-        found: dict[str, EndpointStats] = {}
-        for batch in self._batches.values():
-            for name, stats in batch.endpoints().items():
-                found[name] = stats if name not in found else merged_stats(found[name], stats)
-        return found
-
     def _write(self) -> tuple[Path | None, Path | None]:
         def written(file: OutputFile, ok: bool) -> Path | None:
-            found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
-            return file.path if file.write(line.result for line in found if line.ok == ok) else None
+            return file.path if file.write(line.result for line in self._journal.in_order() if line.ok == ok) else None
 
         return written(self._output, True), written(self._failures, False)
 

@@ -30,7 +30,6 @@ class BulkSettings(Policy):
             With a scorer, the cost of an item is not known in advance: the run stops when the next item would probably pass a limit.
         sample: number of lines after which the run stops. The next run continues with the remaining lines.
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
-        order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.
         retry_failed: True sends lines again that failed in an earlier run.
         resume: ``auto`` refuses a journal that belongs to another input or to other settings; ``force`` accepts the journal.
         provider_batches: ``auto`` prefers endpoints of kind ``openai_batch``, which answer within a day at a lower price; ``never`` uses
@@ -55,7 +54,6 @@ class BulkSettings(Policy):
     max_tokens: int | None = Field(default=None, gt=0)
     sample: int | None = Field(default=None, gt=0)
     shard: tuple[int, int] | None = None
-    order: Literal["input", "any"] = "input"
     retry_failed: bool = False
     resume: Literal["auto", "force"] = "auto"
     provider_batches: Literal["auto", "never"] = "auto"
@@ -73,12 +71,7 @@ class BulkSettings(Policy):
         return self.max_cost is not None or self.max_tokens is not None
 
     def in_shard(self, ordinals: range) -> range:
-        """Return the ordinals in this range that belong to the shard of this run.
-
-        Example:
-            >>> list(BulkSettings(shard=(2, 4)).in_shard(range(6, 15)))
-            [9, 13]
-        """
+        """Return the ordinals in this range that belong to the shard of this run."""
         index, count = self.shard or (1, 1)
         return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
 

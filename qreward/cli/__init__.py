@@ -18,7 +18,7 @@ CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe. A shell reports this status for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a batch on fake judges, one of which dies half-way"),
-    "init": ("qreward.cli.init", "write a commented configuration, from options or by asking"),
+    "init": ("qreward.cli.init", "write a commented configuration, and the settings of a judge"),
     "run": ("qreward.cli.run", "send the requests of files and write the results; the same command continues where it stopped"),
     "check": ("qreward.cli.check", "check each endpoint of a configuration, and say what to change if it cannot serve"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),

@@ -6,30 +6,35 @@ import argparse
 import asyncio
 import json
 import os
+import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from importlib import metadata
 from typing import Any
 
-import msgspec
-
-from qreward.cli import diagnose, machine
 from qreward.cli.arguments import add_timeout
+from qreward.cli.diagnose import ScorerModel, endpoints_by_pattern, examine
 from qreward.engine.addresses import resolved
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import SCORERS, RewardConfig, name_source_in_errors, read_reward_settings, reward_config_of
+from qreward.integrations.trainers.settings import (
+    SCORERS,
+    VARIABLE,
+    RewardConfig,
+    name_source_in_errors,
+    read_reward_settings,
+    reward_config_of,
+)
 from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
-from qreward.settings.policies import Endpoint
-from qreward.transport.connection_settings import configured_proxy
 from qreward.transport.redaction import Secrets
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
+ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 MODELS_SHOWN = 3
-USABLE = ("ready", "reachable")
-"""States of an endpoint that refused no request."""
-CALL_AT_LEAST = 30.0
-"""Minimum timeout in seconds of the request that ``--call`` adds, because a model is slower than a status route. If ``--timeout`` is
-larger, ``--timeout`` applies."""
+SPARE_FILES = 64
+"""Number of open files that a process is assumed to need in addition to its connections."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?!.*extra == [\"'](dev|docs)[\"'])")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "limit of 30 seconds or more",
     )
     parser.add_argument(
-        "--report", action="store_true", help="also print versions, extras, where the settings come from, and the limits of this machine"
+        "--report", action="store_true", help="also print versions, where the settings come from, and the limit of open files"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
@@ -57,57 +62,77 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ``ConfigError`` for an invalid file; with ``--report``, an invalid file is one of the problems.
     """
-    if args.report:
-        found = examined(args.config, args.timeout, calls=args.call)
-        print(json.dumps(found, indent=2) if args.json else "\n".join(_whole_report(found)))
-        return 1 if found["problems"] or any(each["problems"] for each in found["endpoints"]) else 0
-    config, asked = configuration(args.config)
-    checked = asyncio.run(check_all(config, args.timeout, calls=args.call, asked=asked))
-    print(json.dumps({"endpoints": checked}, indent=2) if args.json else report(checked))
-    return 1 if any(each["problems"] for each in checked) else 0
-
-
-def examined(file: str | None, seconds: float, *, calls: bool = False) -> dict[str, Any]:
-    """Return the report in the form that ``--report --json`` prints. Its ``problems`` are those that belong to no endpoint."""
-    settings, config, asked = _settings(file)
-    endpoints = [] if config is None else asyncio.run(check_all(config, seconds, calls=calls, asked=asked))
-    found = machine.machine_report()
-    few = machine.few_files(config, found["machine"]["open_files"])
-    return {
-        **found,
-        "settings": settings,
-        "through_proxy": [] if config is None else [each.name for each in config.endpoints if configured_proxy(each)],
-        "endpoints": endpoints,
-        "problems": [*([settings["error"]] if settings["error"] else []), *few],
-    }
-
-
-def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[diagnose.ScorerModel, ...]]:
-    """Return the part of the report about the settings, the configuration, and the models of its scorers."""
-    named = file or os.environ.get(CONFIG_VARIABLE)
-    variable = next((name for name in machine.SETTINGS[2:] if os.environ.get(name)), None)
-    found: dict[str, Any] = {
-        "source": "CONFIG" if file else CONFIG_VARIABLE if named else variable,
-        "file": named and Secrets().hide(named),
-        "variables": {} if named is None else machine.variables_of(Path(named)),
-        "error": None,
-    }
+    found: dict[str, Any] = {"problems": []}
     try:
-        config, asked = configuration(file) if named or variable else (None, ())
+        config, asked = configuration(args.config)
     except ConfigError as error:
-        return found | {"error": str(error)}, None, ()
-    return found, config, asked
+        if not args.report:
+            raise
+        config, asked = None, ()
+        found["problems"] = [str(error)] if args.config or any(map(os.environ.get, (CONFIG_VARIABLE, *ADDRESSES))) else []
+    if args.report:
+        about = machine(args.config)
+        found = {**about, "problems": [*found["problems"], *_few_files(config, about["open_files"])]}
+    checked = [] if config is None else asyncio.run(check_all(config, args.timeout, calls=args.call, asked=asked))
+    if args.json:
+        print(json.dumps((found if args.report else {}) | {"endpoints": checked}, indent=2))
+    else:
+        lines = [*_about(found), ""] if args.report else []
+        print("\n".join([*lines, *([report(checked)] if checked else []), *found["problems"]]))
+    return 1 if found["problems"] or any(each["problems"] for each in checked) else 0
 
 
-def _whole_report(found: Mapping[str, Any]) -> Iterator[str]:
-    yield from machine.report_lines(found)
-    if found["endpoints"]:
-        yield from ("", report(found["endpoints"]))
-    for problem in found["problems"]:
-        yield from ("", problem)
+def machine(file: str | None) -> dict[str, Any]:
+    """Return what ``--report`` adds: versions, the variables that are set, where the settings come from, and the limit of open files."""
+    names = {match[1] for line in metadata.requires("qreward") or () if (match := _REQUIREMENT.match(line))}
+    found: dict[str, str | None] = {"qreward": metadata.version("qreward"), "python": platform.python_version()}
+    for name in sorted(names):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    used = file or os.environ.get(CONFIG_VARIABLE)
+    others = sorted(name for name in os.environ if name.startswith("QREWARD_"))
+    variables = dict.fromkeys((CONFIG_VARIABLE, VARIABLE, *ADDRESSES, *PROXIES, *others))
+    return {
+        "versions": found,
+        "system": f"{platform.platform()}, {os.cpu_count()} CPUs",
+        "settings": Secrets().hide(used) if used else next((name for name in ADDRESSES if os.environ.get(name)), None),
+        "environment": {name: any(os.environ.get(each) for each in (name, name.lower())) for name in variables},
+        "open_files": _open_files(),
+    }
 
 
-def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
+def _open_files() -> int | None:
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _few_files(config: ClientConfig | None, limit: int | None) -> Iterator[str]:
+    at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
+    if limit is not None and at_once + SPARE_FILES > limit:
+        yield (
+            f"the settings allow {at_once} concurrent requests, but the process may open only {limit} files; "
+            f"raise the limit with `ulimit -n {at_once + SPARE_FILES}`, or lower max_concurrency"
+        )
+
+
+def _about(found: Mapping[str, Any]) -> Iterator[str]:
+    versions = dict(found["versions"])
+    yield f"qreward {versions.pop('qreward')}, Python {versions.pop('python')}, {found['system']}"
+    yield f"packages     {', '.join(f'{name} {version}' for name, version in versions.items() if version is not None)}"
+    yield f"no packages  {', '.join(name for name, version in versions.items() if version is None) or 'missing'}"
+    yield f"settings     {found['settings'] or 'none found; `qreward init` writes a file; name it with --config or in QREWARD_CONFIG'}"
+    are_set = (f"{name} {'set' if is_set else 'not set'}" for name, is_set in found["environment"].items())
+    yield f"environment  {', '.join(are_set)}"
+    yield f"open files   {'no limit' if found['open_files'] is None else found['open_files']}"
+
+
+def configuration(file: str | None) -> tuple[ClientConfig, tuple[ScorerModel, ...]]:
     """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses."""
     if file is None:  # ``from_env`` is not called, because it logs warnings; this command prints them as notes
         named = os.environ.get(CONFIG_VARIABLE)
@@ -117,91 +142,25 @@ def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.Scorer
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if content.keys() & {"client", *SCORERS}:
         return _of_a_scorer(reward_config_of(content, place))
-    if setting := _setting_of_fakes(content):
-        what = f"this is a file for `qreward fleet`: its endpoints have {setting!r}, and none has base_url"
-        raise ConfigError(f"{place}: {what}; write the addresses that `qreward fleet` prints into a configuration, and check that")
     return config_of(content, place), ()
 
 
-def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
+def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[ScorerModel, ...]]:
     config = found.client or config_from_env()
     with name_source_in_errors(found):
-        check_reward_config(found, diagnose.endpoints_by_pattern(config).items())
+        check_reward_config(found, endpoints_by_pattern(config).items())
     asked = (
-        diagnose.ScorerModel(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
+        ScorerModel(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
         for setting, stage in found.stages.items()
         for model in ((stage,) if isinstance(stage, str) else stage.model)
     )
     return config, tuple(asked)
 
 
-def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
-    endpoints = content.get("endpoints")
-    if not isinstance(endpoints, list) or not all(isinstance(each, dict) and "base_url" not in each for each in endpoints):
-        return None
-    from qreward.testing import FakeEndpoint  # noqa: PLC0415 - only for this error
-
-    only_fakes = FakeEndpoint.model_fields.keys() - Endpoint.model_fields.keys()
-    return next((name for each in endpoints for name in each if name in only_fakes), None)
-
-
-async def check_all(
-    config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[diagnose.ScorerModel] = ()
-) -> list[dict[str, Any]]:
+async def check_all(config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[ScorerModel] = ()) -> list[dict[str, Any]]:
     """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout."""
     config = resolved(config)
-    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, asked=asked) for endpoint in config.endpoints))
-
-
-async def check(
-    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[diagnose.ScorerModel] = ()
-) -> dict[str, Any]:
-    """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
-    here = diagnose.asked_of(endpoint, config, asked)
-    found = await diagnose.examine(endpoint, seconds)
-    load, called = found.load, diagnose.NOT_CALLED
-    uncalled = []
-    if calls and found.reachable:
-        model = diagnose.model_to_call(endpoint, config, load.models)
-        calling: list[tuple[str, str | None]] = [(each.model, "scores" if each.scores else "chat") for each in here]
-        calling = calling or ([] if model is None else [(model, None)])
-        longest = max(seconds, CALL_AT_LEAST)
-        if not calling:
-            uncalled.append("no model was called, because no model name is known; add a name without a wildcard to models")
-        else:
-            sent = (diagnose.call(endpoint, name, longest, what) for name, what in calling)
-            error = next(filter(None, await asyncio.gather(*sent)), None)
-            called = diagnose.Called(answered=error is None, error=error, models=tuple(name for name, _ in calling))
-            if calling[0][1] is None and called.status in diagnose.NO_SUCH_API:
-                for what in ("embeddings", "scores"):
-                    if await diagnose.call(endpoint, calling[0][0], longest, what) is None:
-                        called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
-                        break
-    state = diagnose.state_of(endpoint, found, called)
-    return {
-        "name": endpoint.name,
-        "url": endpoint.base_url,
-        "kind": endpoint.kind,
-        "seems": found.seems if found.seems != endpoint.kind else None,
-        "reachable": found.reachable,
-        "state": state,
-        "ready": load.ready if state.startswith(USABLE) or not found.reachable else False,
-        "latency": None if found.seconds is None else round(found.seconds, 4),
-        "models": list(load.models),
-        "patterns": diagnose.patterns_of(endpoint, config),
-        "limits": {
-            name: value
-            for name, value in {**msgspec.structs.asdict(load.limits), "max_model_len": found.context}.items()
-            if value is not None
-        },
-        "running": load.running,
-        "waiting": load.waiting,
-        "verify": endpoint.verify,
-        "auth": diagnose.auth_of(endpoint, found, called),
-        "called": "answered" if called.answered else "failed" if called.error is not None else None,
-        "problems": list(diagnose.problems(endpoint, config, found, called, asked=here)),
-        "notes": [*diagnose.notes(endpoint, config, found, called, asked=here), *uncalled],
-    }
+    return await asyncio.gather(*(examine(endpoint, config, seconds, calls=calls, asked=asked) for endpoint in config.endpoints))
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:

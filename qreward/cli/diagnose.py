@@ -1,12 +1,11 @@
-"""Examines one endpoint, and derives the problems of its configuration."""
+"""Examines one endpoint: asks its server for its state and its models, and says what is wrong with the endpoint's settings."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
-from typing import NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,7 +22,7 @@ from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 from qreward.transport.backend import HttpBackend
-from qreward.transport.connection import PASSING, EndpointConnection, open_transport
+from qreward.transport.connection import PASSING, EndpointConnection
 
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
@@ -31,215 +30,17 @@ STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS,
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
-"""Kinds of server that can be recognised by their responses. The kind ``openai`` is missing, because any server may have the API of OpenAI.
-Kinds that a user has registered are missing too."""
-_PRODUCTS = {"llama.cpp": "openai", "Infinity": "openai"}
-"""Servers that can be recognised and have no kind of their own -> their kind."""
+"""Kinds of server that can be recognised by their responses. Any server may have the API of OpenAI, and a user may register other kinds."""
 NO_SUCH_API = (400, 404, 405, 422, 500, 501)
 """Statuses of servers that do not offer chat completions."""
+CALL_AT_LEAST = 30.0
+"""Minimum timeout in seconds of the request that ``--call`` adds, because a model is slower than a status route."""
 ANY_NAME = "any"
 MAX_LISTED = 6
 """Maximum number of names that a message lists."""
-_UNLISTED = "; if the server has no list of models, add a model name to models and check with --call"
 _REMEDY = "change models or the route, or map names with model_names"
-
-
-class Examined(msgspec.Struct):
-    """The findings of an examination."""
-
-    statuses: dict[str, int] = {}
-    failure: str | None = None
-    seconds: float | None = None
-    seems: str | None = None
-    load: Load = Load()
-    listed: bool = False
-    refusal: str | None = None
-    elsewhere: str | None = None
-    context: int | None = None
-    moved_to: str | None = None
-
-    @property
-    def reachable(self) -> bool:
-        return bool(self.statuses)
-
-
-async def examine(endpoint: Endpoint, seconds: float) -> Examined:
-    """Send all GET requests and make the TLS handshake, and return the findings. Responses that take more than ``seconds`` are ignored."""
-    try:
-        connection = EndpointConnection(endpoint)
-    except ConfigError as error:
-        return Examined(failure=str(error))
-    found = Examined()
-    replies: dict[str, Reply] = {}
-    try:
-        async with asyncio.timeout(seconds):
-            await _get_all(connection, found, replies)
-    except TimeoutError:
-        if not found.reachable:
-            found.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
-    finally:
-        await connection.aclose()
-    _read(endpoint.kind, found, replies)
-    return found
-
-
-async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
-    """Send one GET request alone. If the server is reachable, send all other GET requests concurrently."""
-    first = (*kind_of(connection.endpoint.kind).probe, "/health")[0]
-    await _get(connection, first, found, replies)
-    if found.failure is None:
-        lists = (MODELS,) if connection.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
-        await asyncio.gather(*(_get(connection, path, found, replies) for path in (*lists, *STATUS_PATHS) if path != first))
-        listing = kind_of(connection.endpoint.kind).lists_models and {found.statuses.get(path) for path in lists} == {404}
-        if listing or set(found.statuses.values()) <= {404}:
-            found.elsewhere = await _api_at_host(connection.endpoint)
-
-
-async def _api_at_host(endpoint: Endpoint) -> str | None:
-    """Return the URL of the OpenAI API at another path of the host: ``/v1``, or ``/`` as for Infinity. None if no API is there."""
-    host = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint.base_url))
-    transport = open_transport(endpoint.model_copy(update={"base_url": host}))
-    try:
-        for path, root in ((MODELS, f"{host}/v1"), ("/models", host)):
-            reply = await transport.get(path)
-            exists = reply.status in (401, 403) or bool(read_load(MODELS, reply.status, reply.body).models)
-            if exists and root != endpoint.base_url:
-                return root
-    except TransportError:
-        pass
-    finally:
-        await transport.aclose()
-    return None
-
-
-async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
-    began = perf_counter()
-    try:
-        reply = await (connection.transport.get("/models") if path == API_MODELS else connection.root_transport().get(path))
-    except TransportError as error:
-        if not found.reachable:
-            found.failure = connection.secrets.hide(str(error))
-            if "; " not in found.failure:  # the connection broke off, as it does if the server speaks another protocol
-                found.failure += "; check the scheme, the host and the port of base_url, and the log of the server"
-        return
-    took = perf_counter() - began
-    found.failure, found.seconds = None, min(took, found.seconds or took)
-    found.statuses[path], replies[path] = reply.status, reply
-
-
-def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
-    ready, known = set(), kind_of(kind)
-    loads = {
-        path: read_load(MODELS if path == API_MODELS else path, reply.status, reply.body, known.readers) for path, reply in replies.items()
-    }
-    for path, load in loads.items():
-        listing = path in (API_MODELS, MODELS)
-        if not listing and load.ready is not None and (load.ready or path in known.probe):  # a proxy may return 502 for an unknown path
-            ready.add(load.ready)
-        found.load = found.load.joined(load)
-        found.listed = found.listed or (listing and bool(load.models))
-    found.load = msgspec.structs.replace(found.load, ready=min(ready, default=None))
-    found.seems = _seems(replies, loads)
-    found.context = min((size for path in (API_MODELS, MODELS) if path in replies for size in _contexts(replies[path])), default=None)
-    lists = known.lists_models or known.chat
-    found.refusal = None if found.listed or not lists else _refusal(replies.get(API_MODELS) or replies.get(MODELS))
-    if replies and all(_is_page(reply) for reply in replies.values()):
-        found.refusal = _PAGE
-    moved = next((reply for reply in replies.values() if 300 <= reply.status < 400), None)
-    target = urlsplit("" if moved is None else moved.headers.get("Location", ""))
-    found.moved_to = f"{target.scheme}://{target.netloc.rpartition('@')[2]}" if target.scheme and target.netloc else None
-
-
-def _contexts(reply: Reply) -> Iterator[int]:
-    try:
-        document = jsonio.read_leniently(reply.body)
-    except Malformed:
-        return
-    rows = document.get("data") if isinstance(document, dict) else None
-    for row in rows if isinstance(rows, list) else []:
-        size = row.get("max_model_len") if isinstance(row, dict) else None
-        if type(size) is int and size > 0:
-            yield size
-
-
-_PAGE = "a web page"
 _EMPTY = "an empty list"
-
-
-def _refusal(reply: Reply | None) -> str | None:
-    """Return what a server answered instead of a list of models. None if the answer does not show whether the server has such a list."""
-    if reply is None or 300 <= reply.status < 400 or reply.status in (401, 403, *PASSING):
-        return None
-    if not 200 <= reply.status < 300:
-        return str(reply.status)
-    if _is_page(reply):
-        return _PAGE
-    try:
-        document = jsonio.read_leniently(reply.body)
-    except Malformed:
-        document = None
-    return _EMPTY if isinstance(document, dict) and document.get("data", "") in (None, []) else "something else"
-
-
-def _is_page(reply: Reply) -> bool:
-    return 200 <= reply.status < 300 and reply.body.lstrip()[:1] == b"<"
-
-
-def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
-    """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns."""
-    metrics = b"\n" + replies["/metrics"].body if "/metrics" in replies else b""
-    owners = b"".join(replies[path].body for path in (API_MODELS, MODELS) if path in replies).replace(b" ", b"")
-    ready, empty = replies.get(_NIM_READY), Load()
-    signs = {
-        "tei": loads.get("/info", empty).limits.items is not None or b"\nte_queue_size" in metrics,
-        "sglang": b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners or loads.get("/v1/loads", empty).running is not None,
-        "vllm": b"\nvllm:" in metrics or b'"owned_by":"vllm"' in owners,
-        "llama.cpp": b"\nllamacpp:" in metrics or b'"owned_by":"llamacpp"' in owners,
-        "Infinity": b'"owned_by":"infinity"' in owners,
-        "nim": ready is not None and ready.status == 200 and not ready.body.lstrip().startswith(b"<"),
-    }
-    return next((kind for kind, shown in signs.items() if shown), None)
-
-
-async def call(endpoint: Endpoint, model: str, seconds: float, what: str | None = None) -> QRewardError | None:
-    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
-
-    ``what`` is asked for: ``chat``, ``scores`` or ``embeddings``; by default what the endpoint seems to serve.
-    """
-    what = what or ("chat" if endpoint.reward is None and kind_of(endpoint.kind).chat else "scores")
-    if what == "scores":
-        request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
-    elif what == "embeddings":
-        request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
-    else:
-        request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
-    backend = HttpBackend()
-    try:
-        async with asyncio.timeout(seconds):
-            outcome = await backend.send(endpoint, request)
-        return outcome.error if isinstance(outcome, Failure) else None
-    except TimeoutError:
-        return RequestTimeout(f"endpoint {endpoint.name!r}, model {model!r}: no answer within {seconds:g} s; give it more with --timeout")
-    except QRewardError as error:
-        return error
-    finally:
-        await backend.aclose()
-
-
-def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
-    """Return the model patterns for which the endpoint is used: the patterns of its routes and of its ``models``, exact names first."""
-    routed = [route.pattern for route in config.routes if endpoint.name in route.endpoints]
-    return sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
-
-
-def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
-    """Return the name of a model that may be requested from the endpoint, or None if no name is known."""
-    patterns = patterns_of(endpoint, config)
-    served = list(served)
-    there = [ANY_NAME if name == "*" else name for name in served if name == "*" or not is_glob(name)]
-    known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, there)]
-    named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
-    return named if named is not None or kind_of(endpoint.kind).lists_models else next(iter(served), ANY_NAME)
+_CHECK_PATH = "check the host, the port and the path of base_url"
 
 
 class ScorerModel(NamedTuple):
@@ -262,191 +63,313 @@ def endpoints_by_pattern(config: ClientConfig) -> Routes[list[str]]:
     return table
 
 
-def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerModel]) -> list[ScorerModel]:
-    """Return those of the scorers' models whose requests may go to the endpoint."""
-    table = endpoints_by_pattern(config)
-    return [each for each in asked if endpoint.name in (table.find(each.model) or ())]
+class Called(msgspec.Struct):
+    """The models that the requests of ``--call`` asked for, what was answered instead of a chat, and the first error."""
 
-
-class Called(msgspec.Struct, frozen=True):
-    """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None."""
-
-    answered: bool = False
-    error: QRewardError | None = None
     models: tuple[str, ...] = ()
     instead: str | None = None
+    error: QRewardError | None = None
+
+    @property
+    def answered(self) -> bool:
+        return bool(self.models) and self.error is None
 
     @property
     def status(self) -> int | None:
-        """The HTTP status of the response if the request failed; None if there was no response."""
         return self.error.status_code if isinstance(self.error, RequestError) else None
 
 
-NOT_CALLED = Called()
+class Examination:
+    """What is known of one endpoint."""
 
+    def __init__(self, endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerModel]) -> None:
+        table = endpoints_by_pattern(config)
+        self.endpoint, self.config, self.kind = endpoint, config, kind_of(endpoint.kind)
+        self.asked = [each for each in asked if endpoint.name in (table.find(each.model) or ())]
+        routed = [route.pattern for route in config.routes if endpoint.name in route.endpoints]
+        self.patterns = sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
+        self.replies: dict[str, Reply] = {}  # by path
+        self.failure: str | None = None  # why no request was answered
+        self.seconds: float | None = None  # of the fastest answer
+        self.load = Load()
+        self.is_listed = False  # the server has a list of models
+        self.called = Called()
 
-def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
-    """Return a text that says whether the server accepts the key. The model request counts more than the GET requests."""
-    has_key = endpoint.api_key is not None or bool(endpoint.headers)
-    seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
-    refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
-    if refused is not None:
-        return f"refused ({refused})" if has_key else f"required ({refused})"
-    if called.answered or any(200 <= status < 300 for status in seen):
-        return "not refused" if has_key else "not needed"
-    return "?"
+    # requests
 
+    async def get_all(self, seconds: float) -> None:
+        """Send one GET request, and if it is answered all others at once. Responses that take more than ``seconds`` are ignored."""
+        try:
+            connection = EndpointConnection(self.endpoint)
+        except ConfigError as error:
+            self.failure = str(error)
+            return
+        first = (*self.kind.probe, "/health")[0]
+        lists = (MODELS,) if self.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._get(connection, first)
+                if self.failure is None:
+                    await asyncio.gather(*(self._get(connection, path) for path in (*lists, *STATUS_PATHS) if path != first))
+        except TimeoutError:
+            if not self.replies:
+                self.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
+        finally:
+            await connection.aclose()
+        ready = set()
+        for path, reply in self.replies.items():
+            listing = path in (API_MODELS, MODELS)
+            load = read_load(MODELS if listing else path, reply.status, reply.body, self.kind.readers)
+            if not listing and load.ready is not None and (load.ready or path in self.kind.probe):  # a proxy may answer 502 to any path
+                ready.add(load.ready)
+            self.load = self.load.joined(load)
+            self.is_listed = self.is_listed or (listing and bool(load.models))
+        self.load = msgspec.structs.replace(self.load, ready=min(ready, default=None))
 
-def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
-    """Return the state of the endpoint in a few words. It is ``ready`` only if the server reports readiness and refused no request."""
-    if not found.reachable or found.load.ready is False:
-        return "not ready" if found.reachable else "unreachable"
-    auth = auth_of(endpoint, found, called)
-    if auth.startswith(("refused", "required")):
-        return f"key {auth}"
-    if called.error is not None:
-        return "call failed" + (f" ({called.status})" if called.status else "")
-    if called.answered:
-        return "ready, answered"
-    return _refused_path(endpoint, found) or ("ready" if found.load.ready else "reachable")
+    async def _get(self, connection: EndpointConnection, path: str) -> None:
+        began = perf_counter()
+        try:
+            reply = await connection.transport.get("/models" if path == API_MODELS else connection.root + path)
+        except TransportError as error:
+            if not self.replies:
+                self.failure = connection.secrets.hide(str(error))
+                if "; " not in self.failure:  # the connection broke off, as it does if the server speaks another protocol
+                    self.failure += "; check the scheme, the host and the port of base_url, and the log of the server"
+            return
+        took = perf_counter() - began
+        self.failure, self.seconds, self.replies[path] = None, min(took, self.seconds or took), reply
 
+    async def call(self, seconds: float) -> bool:
+        """Send one small request for each model that scores, or else for one model. Returns False if no name of a model is known."""
+        if self.asked:
+            self.called.models = tuple(each.model for each in self.asked)
+            sent = (self._call(each.model, "scores" if each.scores else "chat", seconds) for each in self.asked)
+            self.called.error = next(filter(None, await asyncio.gather(*sent)), None)
+            return True
+        if (model := self._model_to_call()) is None:
+            return False
+        chats = self.endpoint.reward is None and self.kind.chat
+        self.called.models = (model,)
+        self.called.error = await self._call(model, "chat" if chats else "scores", seconds)
+        for what in ("embeddings", "scores") if chats and self.called.status in NO_SUCH_API else ():
+            if await self._call(model, what, seconds) is None:
+                self.called = Called((model,), what)
+                break
+        return True
 
-def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
-    statuses = found.statuses.values()
-    if _of_path(endpoint, found) is not None:
-        if found.refusal in (None, "404"):  # of the root that base_url names
-            return "wrong path (404)"
-        return f"failing ({found.refusal})" if found.refusal.startswith("5") else f"no API ({found.refusal})"
-    return "redirects" if any(300 <= status < 400 for status in statuses) else None
+    async def _call(self, model: str, what: str, seconds: float) -> QRewardError | None:
+        if what == "scores":
+            request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
+        elif what == "embeddings":
+            request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
+        else:
+            request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
+        backend = HttpBackend()
+        try:
+            async with asyncio.timeout(seconds):
+                outcome = await backend.send(self.endpoint, request)
+            return outcome.error if isinstance(outcome, Failure) else None
+        except TimeoutError:
+            name = self.endpoint.name
+            return RequestTimeout(f"endpoint {name!r}, model {model!r}: no answer within {seconds:g} s; give it more with --timeout")
+        except QRewardError as error:
+            return error
+        finally:
+            await backend.aclose()
 
+    def _model_to_call(self) -> str | None:
+        served = [ANY_NAME if name == "*" else name for name in self.load.models if name == "*" or not is_glob(name)]
+        renamed = self.endpoint.model_names
+        known = [*(pattern for pattern in self.patterns if not is_glob(pattern)), *renamed, *_called(renamed, served)]
+        named = next((name for name in known if any(matches(pattern, name) for pattern in self.patterns)), None)
+        return named if named is not None or self.kind.lists_models else next(iter(self.load.models), ANY_NAME)
 
-def problems(
-    endpoint: Endpoint,
-    config: ClientConfig,
-    found: Examined,
-    called: Called = NOT_CALLED,
-    asked: Iterable[ScorerModel] = (),
-) -> Iterator[str]:
-    """Yield the problems, most important first."""
-    if found.failure is not None:
-        yield found.failure
-        return
-    yield from _of_answers(endpoint, found, called)
-    auth = auth_of(endpoint, found, called)
-    if auth.startswith("refused"):
-        yield f"it refuses the key that was sent ({auth[9:-1]}); check api_key, or headers if it is sent there"
-    if auth.startswith("required"):
-        yield f"it requires a key, and none was sent ({auth[10:-1]}); set api_key, such as ${{JUDGE_KEY}}, or OPENAI_API_KEY"
-    kind = _PRODUCTS.get(found.seems or "", found.seems)
-    if kind not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
-        what = found.seems if found.seems in _PRODUCTS else f"a server of kind {kind!r}"
-        yield f"it seems to be {what}, not {endpoint.kind!r}; set kind to {kind!r}"
-    yield from (text for wanted, text in _of_models(endpoint, config, found, asked) if not _served_call(wanted, called))
-    if called.error is not None:
-        yield f"a call failed: {called.error}"
+    # findings
 
+    def statuses(self, paths: Iterable[str]) -> list[int]:
+        return [self.replies[path].status for path in paths if path in self.replies]
 
-def notes(
-    endpoint: Endpoint,
-    config: ClientConfig,
-    found: Examined,
-    called: Called = NOT_CALLED,
-    asked: Iterable[ScorerModel] = (),
-) -> Iterator[str]:
-    """Yield the notes: the findings that do not make calls fail. See :func:`problems` for the arguments."""
-    if endpoint.kind == "openai" and found.seems is not None and found.seems not in _PRODUCTS:
-        yield f"it seems to be a server of kind {found.seems!r}; with kind {found.seems!r} it can be asked for scores and for its load"
-    if called.instead is not None:
-        yield f"it answers requests for {called.instead}, and refuses chat completions"
-    if any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found, asked)):
-        for model in called.models:
-            if not _lists(found.load.models, model):
-                yield f"its list of models has no {model!r}, but it answered a call for this model"
-    unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
-    if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("not refused", "not needed", "?"):
-        yield "it does not list its models, so their names could not be checked; check them with --call"
-    if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
-        yield f"probe has no effect: a server of kind {endpoint.kind!r} has no status route"
-    if endpoint.base_url.startswith("https") and endpoint.verify is False:
-        yield "its certificate is not verified; set verify to the path of its CA bundle instead of false"
-    yield from (text for name, text in without_effect(config) if name == endpoint.name)
+    def auth(self) -> str:
+        """Return whether the server accepts the key. A model request counts more than the GET requests."""
+        has_key = self.endpoint.api_key is not None or bool(self.endpoint.headers)
+        seen = self.statuses(GUARDED)
+        refused = None if self.called.answered else next((status for status in (self.called.status, *seen) if status in (401, 403)), None)
+        if refused is not None:
+            return f"refused ({refused})" if has_key else f"required ({refused})"
+        if self.called.answered or any(200 <= status < 300 for status in seen):
+            return "not refused" if has_key else "not needed"
+        return "?"
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield the problems, most important first: the state of the endpoint that a problem means, or ``""``, and the problem in words."""
+        if self.failure is not None:
+            yield "unreachable", self.failure
+            return
+        called = self.called
+        if self.load.ready is False:
+            yield "not ready", "it answers that it is not ready; wait until it has loaded its model, or look into its log"
+        if moved := next((path for path, reply in self.replies.items() if 300 <= reply.status < 400), None):
+            path = "/models" if moved == API_MODELS else moved
+            status = self.replies[moved].status
+            yield "redirects", f"it redirects ({status} for {path}); redirects are not followed; set base_url to the final address"
+        if not called.answered and (found := self._of_path()):
+            yield found
+        auth = self.auth()
+        if auth.startswith("refused"):
+            yield f"key {auth}", f"it refuses the key that was sent ({auth[9:-1]}); check api_key, or headers if it is sent there"
+        if auth.startswith("required"):
+            remedy = "set api_key, such as ${JUDGE_KEY}, or OPENAI_API_KEY"
+            yield f"key {auth}", f"it requires a key, and none was sent ({auth[10:-1]}); {remedy}"
+        if called.error is not None:
+            state = "call failed" + (f" ({called.status})" if called.status else "")
+            yield state, f"a call failed: {called.error}"
+        kind, seems = self.endpoint.kind, self.seems()
+        if seems not in (None, kind) and kind in DISTINCT_KINDS:
+            yield "", f"it seems to be a server of kind {seems!r}, not {kind!r}; set kind to {seems!r}"
+        yield from (("", text) for wanted, text in self._of_models() if not self._was_answered(wanted))
 
-def _of_answers(endpoint: Endpoint, found: Examined, called: Called) -> Iterator[str]:
-    if found.load.ready is False:
-        yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
-    if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
-        path = "/models" if moved == API_MODELS else moved
-        to = f" to {found.moved_to}" if found.moved_to else ""
-        yield f"it redirects{to} ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
-    if not called.answered and (text := _of_path(endpoint, found)):
-        yield text
+    def notes(self) -> Iterator[str]:
+        """Yield what does not make calls fail."""
+        kind, endpoint, called, seems = self.endpoint.kind, self.endpoint, self.called, self.seems()
+        if kind == "openai" and seems is not None:
+            yield f"it seems to be a server of kind {seems!r}; with kind {seems!r} it can be asked for scores and for its load"
+        if called.instead is not None:
+            yield f"it answers requests for {called.instead}, and refuses chat completions"
+        if any(self._was_answered(wanted) for wanted, _ in self._of_models()):
+            for model in called.models:
+                if not _lists(self.load.models, model):
+                    yield f"its list of models has no {model!r}, but it answered a call for this model"
+        unlisted = self.replies and not self.is_listed and self.kind.lists_models
+        if unlisted and (called.answered or self._refusal() is None) and not self.auth().startswith(("refused", "required")):
+            yield "it does not list its models, so their names could not be checked; check them with --call"
+        if endpoint.probe is not None and not self.kind.probe:
+            yield f"probe has no effect: a server of kind {kind!r} has no status route"
+        if endpoint.base_url.startswith("https") and endpoint.verify is False:
+            yield "its certificate is not verified; set verify to the path of its CA bundle instead of false"
+        yield from (text for name, text in without_effect(self.config) if name == endpoint.name)
 
+    def _of_path(self) -> tuple[str, str] | None:
+        """Return the state and the problem if ``base_url`` seems not to be the root of an API that the endpoint can use."""
+        base_url, refusal, kind = self.endpoint.base_url, self._refusal(), self.kind
+        (below,) = self.statuses((MODELS,)) or [404]
+        if self.statuses((API_MODELS,)) == [404] and (below in (200, 401, 403) or below >= 500) and self.endpoint.reward is None:
+            return "wrong path (404)", f"its API is one level below base_url; set base_url to {base_url}/v1"
+        unlisted = "; if the server has no list of models, add a model name to models and check with --call" if refusal else ""
+        if set(self.statuses(self.replies)) <= {404} and kind.probe:
+            return "wrong path (404)", f"it answers 404 to every request; {_CHECK_PATH}{unlisted}"
+        if not kind.chat and kind.info is not None and self.statuses((kind.info,)) == [404]:
+            route = f"GET {server_root(base_url)}{kind.info}"
+            remedy = "check kind and base_url, or check with --call whether it answers a request"
+            return "wrong path (404)", f"it answers 404 to {route}, which servers of kind {kind.name!r} have; {remedy}"
+        if refusal is None or self.load.ready is False:
+            return None
+        state = f"failing ({refusal})" if refusal[0] == "5" else "wrong path (404)" if refusal == "404" else f"no API ({refusal})"
+        remedy = f"it may be no OpenAI-compatible server; {_CHECK_PATH}{unlisted}"
+        if refusal[0] == "5":
+            remedy = "look into its log, and that of the gateway in front of it"
+        elif refusal == _EMPTY:
+            remedy = "load a model into the server"
+        return state, f"it answers {refusal} to a request for its models (GET {base_url}/models); {remedy}"
 
-def _of_path(endpoint: Endpoint, found: Examined) -> str | None:
-    """Return None if ``base_url`` seems to be the root of an API that the endpoint can use."""
-    base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
-    below = found.statuses.get(MODELS, 404)
-    if found.statuses.get(API_MODELS) == 404 and (below in (200, 401, 403) or below >= 500) and endpoint.reward is None:
-        return f"its API is one level below base_url; set base_url to {base_url}/v1"
-    if found.elsewhere is not None:
-        which = "every request" if set(found.statuses.values()) <= {404} else "a request for its models"
-        return f"it answers 404 to {which}, but it has an API at another path; set base_url to {found.elsewhere}"
-    if set(found.statuses.values()) <= {404} and kind.probe:
-        return f"it answers 404 to every request; check the host, the port and the path of base_url{_UNLISTED if found.refusal else ''}"
-    if not kind.chat and kind.info is not None and found.statuses.get(kind.info) == 404:
-        return (
-            f"it answers 404 to GET {server_root(base_url)}{kind.info}, which servers of kind {kind.name!r} have; "
-            "check kind and base_url, or check with --call whether it answers a request"
+    def _refusal(self) -> str | None:
+        """Return what the server answered instead of a list of models. None if that does not show whether it has such a list."""
+        reply = self.replies.get(API_MODELS) or self.replies.get(MODELS)
+        if self.is_listed or reply is None or not (self.kind.lists_models or self.kind.chat):
+            return None
+        if 300 <= reply.status < 400 or reply.status in (401, 403, *PASSING):
+            return None
+        if not 200 <= reply.status < 300:
+            return str(reply.status)
+        if reply.body.lstrip()[:1] == b"<":
+            return "a web page"
+        try:
+            document = jsonio.read_leniently(reply.body)
+        except Malformed:
+            document = None
+        return _EMPTY if isinstance(document, dict) and document.get("data", "") in (None, []) else "something else"
+
+    def seems(self) -> str | None:
+        """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns."""
+        bodies = {path: reply.body for path, reply in self.replies.items()}
+        info, queue = (
+            read_load(path, self.replies[path].status, bodies[path]) if path in bodies else Load() for path in ("/info", "/v1/loads")
         )
-    return None if refusal is None or found.load.ready is False else _of_refusal(refusal, base_url)
+        metrics, ready = b"\n" + bodies.get("/metrics", b""), self.replies.get(_NIM_READY)
+        owners = b"".join(bodies.get(path, b"") for path in (API_MODELS, MODELS)).replace(b" ", b"")
+        signs = {
+            "tei": info.limits.items is not None or b"\nte_queue_size" in metrics,
+            "sglang": b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners or queue.running is not None,
+            "vllm": b"\nvllm:" in metrics or b'"owned_by":"vllm"' in owners,
+            "nim": ready is not None and ready.status == 200 and not ready.body.lstrip().startswith(b"<"),
+        }
+        return next((kind for kind, shown in signs.items() if shown), None)
 
+    def _of_models(self) -> Iterator[tuple[str, str]]:
+        """Yield a name or pattern that the list of models does not have, and the problem in words."""
+        served, renamed = self.load.models, self.endpoint.model_names
+        if not self.kind.lists_models or not self.is_listed:
+            return
+        for name, there in renamed.items():
+            if not _lists(served, there):
+                yield name, f"model_names maps {name!r} to {there!r}, but it serves {_served(there, served)}; correct model_names"
+        for pattern in self.patterns:
+            if is_glob(pattern):
+                if not any(is_glob(name) or matches(pattern, name) for name in _called(renamed, served)):
+                    yield pattern, f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
+            elif pattern not in renamed and not _lists(served, pattern):
+                yield pattern, f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
+        for setting, model, _ in self.asked:
+            if model not in (*renamed, *self.endpoint.models) and not _lists(served, model):
+                remedy = f"change {setting}, or map the name with model_names"
+                yield model, f"it does not serve {model!r}, but {_served(model, served)}; {remedy}"
 
-def _of_refusal(refusal: str, base_url: str) -> str:
-    answer = f"it answers {refusal} to a request for its models (GET {base_url}/models)"
-    if refusal == _EMPTY:
-        return f"{answer}; load a model into the server"
-    if refusal == _PAGE:
-        return f"{answer}, so this is no model server; check the host, the port and the path of base_url"
-    if refusal.startswith("5"):
-        return f"{answer}; look into its log, and that of the gateway in front of it"
-    return f"{answer}, so it may be no OpenAI-compatible server; check the host, the port and the path of base_url{_UNLISTED}"
-
-
-def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[ScorerModel]) -> Iterator[tuple[str, str]]:
-    """Yield a name or pattern that the list of models does not have, and the problem in words."""
-    served = found.load.models
-    if not kind_of(endpoint.kind).lists_models or not found.listed:
-        return
-    renamed = endpoint.model_names
-    for name, there in renamed.items():
-        if not _lists(served, there):
-            yield name, f"model_names maps {name!r} to {there!r}, but it serves {_served(there, served)}; correct model_names"
-    for pattern in patterns_of(endpoint, config):
-        if is_glob(pattern):
-            if not any(is_glob(name) or matches(pattern, name) for name in _called(renamed, served)):
-                yield pattern, f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
-        elif pattern not in renamed and not _lists(served, pattern):
-            yield pattern, f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
-    for setting, model, _ in asked:
-        if model not in (*renamed, *endpoint.models) and not _lists(served, model):
-            remedy = f"change {setting}, or map the name with model_names"
-            yield model, f"it does not serve {model!r}, but {_served(model, served)}; {remedy}"
+    def _was_answered(self, wanted: str) -> bool:
+        return self.called.answered and any(matches(wanted, model) for model in self.called.models)
 
 
 def _lists(served: Iterable[str], name: str) -> bool:
     return any(name == each or matches(each, name) for each in served)
 
 
-def _served_call(wanted: str, called: Called) -> bool:
-    return called.answered and any(matches(wanted, model) for model in called.models)
-
-
-def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:
-    there = list(served)
+def _called(renamed: Mapping[str, str], there: Iterable[str]) -> list[str]:
+    """Return the names under which the served models can be requested."""
+    there = list(there)
     return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
 def _served(name: str, served: tuple[str, ...]) -> str:
     names = list(dict.fromkeys((*closest(name, served, most=MAX_LISTED), *served)))
     return ", ".join(map(repr, names[:MAX_LISTED])) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
+
+
+async def examine(
+    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, asked: Iterable[ScorerModel] = ()
+) -> dict[str, Any]:
+    """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
+    found = Examination(endpoint, config, asked)
+    await found.get_all(seconds)
+    uncalled = calls and found.replies and not await found.call(max(seconds, CALL_AT_LEAST))
+    load, seems, called, problems = found.load, found.seems(), found.called, list(found.problems())
+    usual = "ready, answered" if called.answered else "ready" if load.ready else "reachable"
+    state = next((state for state, _ in problems if state), usual)
+    why = "no model was called, because no model name is known; add a name without a wildcard to models"
+    return {
+        "name": endpoint.name,
+        "url": endpoint.base_url,
+        "kind": endpoint.kind,
+        "seems": seems if seems != endpoint.kind else None,
+        "reachable": bool(found.replies),
+        "state": state,
+        "ready": load.ready if state == usual or not found.replies else False,
+        "latency": None if found.seconds is None else round(found.seconds, 4),
+        "models": list(load.models),
+        "patterns": found.patterns,
+        "limits": {name: value for name, value in msgspec.structs.asdict(load.limits).items() if value is not None},
+        "running": load.running,
+        "waiting": load.waiting,
+        "verify": endpoint.verify,
+        "auth": found.auth(),
+        "called": "answered" if called.answered else "failed" if called.error is not None else None,
+        "problems": [text for _, text in problems],
+        "notes": [*found.notes(), *([why] if uncalled else [])],
+    }

@@ -18,5 +18,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(view.as_json(found))
     else:
-        print("\n".join(view.plain(view.listed(found))) if found else view.NONE)
+        print("\n".join(view.plain([view.listed(found)])) if found else view.NONE)
     return 0

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -26,84 +25,48 @@ from qreward.progress import Progress
 from qreward.runtime import runtime_of
 
 _NAMES = (
-    "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "order", "retry_failed", "resume",
-    "provider_batches",
+    "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "retry_failed", "resume", "provider_batches",
 )  # fmt: skip
 """Settings whose option on the command line has the name of the setting, such as ``--max-cost`` for ``max_cost``."""
+LIMITS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
+    (
+        "timeout",
+        float,
+        "SECONDS",
+        "limit for one line in seconds, from when an endpoint takes it (default: 600, or the deadline of --judge)",
+    ),
+    ("deadline", float, "SECONDS", "seconds after which no more requests are sent; those in flight are finished (default: none)"),
+    ("max-cost", float, "DOLLARS", "maximum US dollars of all runs with this output; in flight, max_tokens count (default: no limit)"),
+    ("max-tokens", int, "TOKENS", "maximum number of tokens, prompts included, of all runs with this output (default: no limit)"),
+    ("sample", int, "N", "stop after N lines; the next run continues with the others (default: all lines)"),
+)
 PROGRESS = ("bar", "plain", "json", "none")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet .gz .zst")
-    add("--output", required=True, metavar="PATH", help="file for the results (.jsonl, .jsonl.gz or .parquet)")
+    add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet, or with .gz")
+    add("--output", required=True, metavar="PATH", help="file for the results (.jsonl or .jsonl.gz)")
     add("--config", metavar="FILE", help="configuration file (default: QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY)")
     add("--model", metavar="NAME", help="model of lines that name none (default: each line must name one)")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="parameter for lines that do not set it, such as max_tokens=512; may be repeated",
-    )
+    parameter = "parameter for lines that do not set it, such as max_tokens=512; may be repeated"
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help=parameter)
     add("--template", metavar="TEXT", help="prompt of a row, in which {column} is replaced with its value; @FILE reads it from a file")
     add("--system", metavar="TEXT", help="system message of plain lines and rows; @FILE reads it from a file")
     scorer = parser.add_mutually_exclusive_group()
     scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item, with the judge of this trainer's settings file")
     scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
-    _add_limits(parser)
+    for name, kind, unit, words in LIMITS:
+        add(f"--{name}", type=kind, metavar=unit, help=words)
+    add("--shard", type=_shard, metavar="I/N", help="only every N-th line, beginning with line I, such as 1/4 (default: all lines)")
     add("--retry-failed", action="store_true", help="send again the lines that failed in an earlier run")
-    add(
-        "--resume",
-        choices=("auto", "force"),
-        default="auto",
-        help="force continues although the names of the input or the settings have changed; auto refuses that (default: %(default)s)",
-    )
-    add(
-        "--provider-batches",
-        choices=("auto", "never"),
-        default="auto",
-        help="whether endpoints of kind openai_batch are used (default: %(default)s)",
-    )
+    changed = "force continues although the names of the input or the settings have changed; auto refuses that (default: %(default)s)"
+    add("--resume", choices=("auto", "force"), default="auto", help=changed)
+    batches = "whether endpoints of kind openai_batch are used (default: %(default)s)"
+    add("--provider-batches", choices=("auto", "never"), default="auto", help=batches)
     add("--trace", metavar="FILE", help="write the attempts as Chrome trace JSON, for https://ui.perfetto.dev")
     add("--dry-run", action="store_true", help="read the input, send nothing, and print what would be sent")
     add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help="limit for one line in seconds, from when an endpoint takes it (default: 600, or the deadline of --judge)",
-    )
-    add(
-        "--deadline",
-        type=float,
-        metavar="SECONDS",
-        help="seconds after which no more requests are sent; those in flight are finished (default: none)",
-    )
-    add(
-        "--max-cost",
-        type=float,
-        metavar="DOLLARS",
-        help="maximum US dollars to spend in all runs with this output; requests in flight count with their max_tokens (default: no limit)",
-    )
-    add(
-        "--max-tokens",
-        type=int,
-        metavar="TOKENS",
-        help="maximum number of tokens, prompts included, to use in all runs with this output (default: no limit)",
-    )
-    add("--sample", type=int, metavar="N", help="stop after N lines; the next run continues with the others (default: all lines)")
-    add("--shard", type=_shard, metavar="I/N", help="only every N-th line, beginning with line I, such as 1/4 (default: all lines)")
-    add(
-        "--order",
-        choices=("input", "any"),
-        default="input",
-        help="order of the results: that of the input, or as they arrive (default: %(default)s)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
     settings |= {"params": dict(map(_parameter, args.set)), **_scheduling(args, scorer)}
     if args.dry_run:
         return asyncio.run(_try(args, settings, scorer))
-    progress, finish = _progress(args.progress)
+    progress = {"bar": True, "plain": "plain", "json": _print_json, "none": False}[args.progress]
     report = asyncio.run(_run(args, settings | {"progress": progress}, scorer))
-    finish()
     print(report)
     return report.exit_code
 
@@ -172,30 +134,8 @@ def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
         return make_scorer(client, scorer.scorer, owns_client=False)
 
 
-def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
-    if kind == "json":
-        lines = _JsonLines()
-        return lines.show, lines.close
-    return {"bar": True, "plain": "plain", "none": False}[kind], lambda: None
-
-
-class _JsonLines:
-    """Writes the progress to standard error as one line of JSON per second, and one line at the end."""
-
-    def __init__(self) -> None:
-        self._due = 0.0
-        self._unwritten: Progress | None = None
-
-    def show(self, progress: Progress) -> None:
-        self._unwritten = progress
-        if (now := monotonic()) >= self._due:
-            self._due = now + 1.0
-            self.close()
-
-    def close(self) -> None:
-        if self._unwritten is not None:
-            print(msgspec.json.encode(self._unwritten).decode(), file=sys.stderr, flush=True)
-            self._unwritten = None
+def _print_json(progress: Progress) -> None:
+    print(msgspec.json.encode(progress).decode(), file=sys.stderr, flush=True)
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:

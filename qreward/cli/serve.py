@@ -9,8 +9,6 @@ import sys
 from qreward.errors import ConfigError
 from qreward.settings.base import with_faults
 
-_NEEDS = ("fastapi", "uvicorn")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
@@ -34,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1."""
-    if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
+    if importlib.util.find_spec("uvicorn") is None:
+        raise ConfigError("the reward server needs uvicorn: pip install 'qreward[server]'")
     from qreward.server import server as running  # noqa: PLC0415 - an extra
     from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
     from qreward.server.import_string import load_object  # noqa: PLC0415

@@ -15,7 +15,7 @@ from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
-from qreward.deciding.requests import decision_preparer
+from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
@@ -69,14 +69,8 @@ class QRewardClient:
 
     Args:
         endpoints: one or more endpoints, each as an ``Endpoint``, a mapping of its settings, or a URL.
-        routes: rules that say which endpoints serve which models, in addition to each endpoint's ``models``.
-        retry: the policy by which a failed request is sent again.
-        hedge: the policy by which a slow request is also sent to a second endpoint. None disables hedging.
-        max_queued: maximum number of single calls that may be queued for a route. A further call fails with ``QueueFull``. None sets no
-            limit.
-        timeout: total seconds of a request, including the time in the queue; default 600. None sets no limit. For the items of a batch, see
-            :class:`~qreward.options.ChatBatchOptions`.
-        transport: ``aiohttp``, ``httpx``, or an httpx client of your own; see :class:`~qreward.settings.client.ClientConfig`.
+        routes, retry, hedge, prefix_affinity, max_queued, timeout, transport: see :class:`~qreward.settings.client.ClientConfig`. For the
+            timeout of the items of a batch, see :class:`~qreward.options.ChatBatchOptions`.
         telemetry: selects the OpenTelemetry data to record. By default, all data is recorded. Nothing is exported until an OpenTelemetry
             SDK is set up. None records nothing.
         observers: objects that receive an event for each step of a call; see :class:`~qreward.observers.Observer`.
@@ -110,7 +104,7 @@ class QRewardClient:
         Raises:
             ConfigError: the configuration is invalid. The message names the file, the setting and the correction.
         """
-        return cls._from(_config_of(source), **watching)
+        return cls._from(load_config(source), **watching)
 
     @classmethod
     def from_env(cls, **watching: Unpack[Watching]) -> QRewardClient:
@@ -138,7 +132,7 @@ class QRewardClient:
     @property
     def chat(self) -> ChatNamespace:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
-        return ChatNamespace(self.chat_completion, self.stream_chat_completion)
+        return ChatNamespace(self)
 
     async def chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """Request one chat completion.
@@ -197,16 +191,12 @@ class QRewardClient:
     def stream_chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[StreamOptions]) -> Stream:
         """Stream one chat completion token by token.
 
-        Until the first token, a stream is handled like any other request: it waits for a slot, is retried at other endpoints and may be
-        hedged. The client ends an attempt if its first token, or a pause between tokens, takes far longer than usual at the endpoint.
+        An attempt is ended if its first token, or a pause between tokens, takes far longer than usual at the endpoint.
 
         Args:
             messages, model: as in :meth:`chat_completion`.
             options: see :class:`~qreward.options.StreamOptions`. Any other name becomes a member of the JSON body. Token usage is requested
                 unless ``stream_options`` is set.
-
-        Returns:
-            A :class:`Stream`. Nothing is sent until the stream is used.
 
         Raises:
             NoEndpoint, ConfigError, BadRequest: raised by this method. All other errors are raised where the stream is read.
@@ -227,9 +217,6 @@ class QRewardClient:
         Args:
             batch_messages, model: as in :meth:`batch_chat_completion`.
             options: see :class:`~qreward.options.BatchStreamOptions`. Any other name becomes a member of the JSON body.
-
-        Returns:
-            A :class:`BatchStream`. Nothing is sent until the stream is used.
 
         Raises:
             NoEndpoint, ConfigError: raised by this method. The error of an item is in the item's result.
@@ -279,13 +266,8 @@ class QRewardClient:
         Args:
             pairs: a list, an iterator or an async iterator of ``(prompt, response)`` tuples, conversations, texts ready for the model, or
                 dicts, as in :meth:`score`. The input is read only as fast as requests are sent.
-            model, options: as in :meth:`batch_chat_completion`.
-
-        Returns:
-            Results in input order. An item that fails is a ``Result`` with an error; the other items of its request are not affected.
-
-        Raises:
-            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_chat_completion`.
+            model, options: as in :meth:`batch_chat_completion`, as are the results and the errors. An item that fails does not affect the
+                other items of its request.
 
         Example:
             >>> async def rewards(client, prompts, responses):
@@ -384,13 +366,10 @@ class QRewardClient:
             questions: the questions about every input; None if each item has its own questions.
             model: name of the model; selects the route.
             min_label_mass: as in :meth:`decide`.
-            options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
+            options: as in :meth:`batch_chat_completion`, as are the errors.
 
         Returns:
             Results in the order of the input. An item is a ``Result`` with an error if none of its questions was answered.
-
-        Raises:
-            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_chat_completion`.
 
         Example:
             >>> from qreward import YesNo
@@ -428,18 +407,9 @@ class QRewardClient:
     async def text_completion(self, prompt: str | Iterable[int], model: str, **options: Unpack[CallOptions]) -> list[CompletionChoice]:
         """Complete a prompt with the legacy route ``/completions``, which accepts lists.
 
-        Calls with the same parameters share a request if they are queued at the same time.
-
-        Args:
-            prompt: a text or its token ids.
-            model, options: as in :meth:`chat_completion`. Members of the JSON body are ``max_tokens``, ``n``, ``logprobs`` and others.
-
-        Returns:
-            ``n`` choices (1 by default) as openai's ``CompletionChoice``. The choices do not include token usage.
-            :meth:`batch_text_completion` returns the usage in ``Result.usage``.
-
-        Raises:
-            RequestError, Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
+        Calls with the same parameters share a request if they are queued at the same time. ``prompt`` is a text or its token ids. The
+        result are ``n`` choices (1 by default) as openai's ``CompletionChoice``, without token usage, which :meth:`batch_text_completion`
+        returns in ``Result.usage``. The other arguments and the errors are the same as for :meth:`chat_completion`.
         """
         return cast("list[CompletionChoice]", await self._merged_one(COMPLETE, model, prompt, options))
 
@@ -482,10 +452,10 @@ class QRewardClient:
         requests that were in flight may be sent again.
 
         Args:
-            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.gz`` or ``.zst`` files, ``-`` for standard input, or
+            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.gz`` files, ``-`` for standard input, or
                 an iterable of mappings. A line has the format of OpenAI's Batch API, or has ``messages`` or ``prompt``.
-            output: file of the results, in the format of OpenAI's Batch API: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``. The file is written
-                when all lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
+            output: file of the results, in the format of OpenAI's Batch API: ``.jsonl`` or ``.jsonl.gz``. The file is written when all
+                lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
             scorer: a judge, reward model or cascade. With a scorer, each line is an item to score, and its result is a verdict. A run
                 cannot be continued with another scorer or with other settings of the scorer.
             options: see :class:`~qreward.bulk.settings.BulkSettings`.
@@ -553,8 +523,7 @@ class QRewardClient:
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
         """Add an endpoint. Requests that are already queued for its models can use it immediately.
 
-        Raises:
-            ConfigError: a setting is invalid, or another endpoint has the same name.
+        Raises ``ConfigError`` if a setting is invalid, or another endpoint has the same name.
         """
         self._runtime.add(endpoint_of(endpoint))
 
@@ -562,10 +531,7 @@ class QRewardClient:
         """Remove an endpoint.
 
         Requests in flight at the endpoint are finished. Then its connections are closed. Queued requests go to other endpoints. If there
-        are no other endpoints, queued requests fail with ``NoEndpoint``.
-
-        Raises:
-            ConfigError: no endpoint has this name.
+        are no other endpoints, queued requests fail with ``NoEndpoint``. Raises ``ConfigError`` if no endpoint has this name.
         """
         self._runtime.remove(name)
 
@@ -582,18 +548,14 @@ class QRewardClient:
         Raises:
             ConfigError: the configuration is invalid. Nothing is changed.
         """
-        return self._runtime.reload(_config_of(config))
+        return self._runtime.reload(load_config(config))
 
     def mark_unhealthy(self, name: str) -> None:
         """Send no requests to an endpoint until :meth:`mark_healthy` is called. Raises ``ConfigError`` for an unknown name."""
         self._runtime.fleet.mark(name, down=True)
 
     def mark_healthy(self, name: str) -> None:
-        """Bring an endpoint back into service and clear its record of failures.
-
-        The endpoint may have been taken out of service by :meth:`mark_unhealthy` or by the circuit breaker. Raises ``ConfigError`` for an
-        unknown name.
-        """
+        """Bring an endpoint back into service after :meth:`mark_unhealthy` or the circuit breaker took it out, and clear its failures."""
         self._runtime.fleet.mark(name, down=False)
 
     def pause(self, endpoint: str | None = None, *, reason: str = "") -> None:
@@ -604,9 +566,6 @@ class QRewardClient:
         Args:
             endpoint: name of the endpoint that is paused, or None for all endpoints, also those that are added later.
             reason: shown wherever it is said why requests wait.
-
-        Raises:
-            ConfigError: no endpoint has this name.
         """
         self._runtime.fleet.hold(endpoint, f"paused: {reason}" if reason else "paused")
 
@@ -635,7 +594,7 @@ class QRewardClient:
         Example:
             >>> async def ask(client):
             ...     for why in client.explain():
-            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 takes the next in 12 s: limit of 60 requests a minute
+            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 is at its limit of 60 requests a minute
         """
         return self._runtime.explain(model)
 
@@ -696,10 +655,6 @@ class QRewardClient:
 
 
 show_options(QRewardClient)
-
-
-def _config_of(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientConfig:
-    return source if isinstance(source, ClientConfig) else load_config(source)
 
 
 def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> MergeSpec:

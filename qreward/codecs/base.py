@@ -53,6 +53,18 @@ class Codec(Protocol):
         """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
 
 
+class Unbound:
+    """Base of codecs in whose place another one encodes the request when an endpoint is chosen; see ``rewards.registry.bound``."""
+
+    path = ""
+
+    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
+        raise TypeError("the body depends on the endpoint; bind the call to an endpoint first")
+
+    def decode(self, body: bytes, call: WireRequest) -> Any:  # noqa: ARG002 - as all codecs have it
+        raise TypeError("the response depends on the endpoint; bind the call to an endpoint first")
+
+
 class Malformed(Exception):
     """The body is not a valid response. The message describes the fault."""
 

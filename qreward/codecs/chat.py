@@ -108,7 +108,7 @@ class ChatCodec:
         return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
+        return sum(len(joined(message.get("content"))) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
         if type(inputs) is list and inputs:
@@ -183,10 +183,6 @@ def _all_text(messages: Any) -> bool:
             if type(value) is not str:
                 return False
     return True
-
-
-def _length(content: object) -> int:
-    return len(content) if isinstance(content, str) else len(joined(content))
 
 
 def _validate_slowly(inputs: Any) -> list[Any]:

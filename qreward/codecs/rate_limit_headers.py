@@ -52,7 +52,7 @@ TOKENS = (
     Names.of("x-ratelimit-{}-tokens-minute", _MINUTE),
     Names.of("x-ratelimit-{}-tokens-day", _DAY),
 )
-_SIGNS = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
+_SIGNS = [names.remaining for names in (*REQUESTS, *TOKENS)]
 _HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
 """Header names of the limits for which ``reset`` is the time to wait if ``remaining`` is 0."""
 
@@ -119,8 +119,6 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     clock = _clock(headers, now)
     requests = _first(REQUESTS, headers, clock)
     tokens = _first(TOKENS, headers, clock)
-    if requests is None and "ratelimit" in headers:
-        requests = _of_draft(headers)
     return RateLimitInfo(requests, tokens) if requests is not None or tokens is not None else None
 
 
@@ -165,24 +163,3 @@ def _window(policies: str, limit: str | None) -> float | None:
         if window := number(dict(_PARAMETER.findall(";" + parameters)).get("w")):
             windows[quota.strip()] = window
     return next(iter(windows.values())) if len(windows) == 1 else windows.get(limit or "")
-
-
-def _of_draft(headers: Headers) -> RateLimit | None:
-    """Read ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``, as since version -08 of the draft."""
-    policies = dict(_items(headers.get("ratelimit-policy") or ""))
-    found = []
-    for name, item in _items(headers.get("ratelimit") or ""):
-        policy = policies.get(name, {})
-        limit = number(policy.get("q") or policy.get("l") or item.get("limit"))
-        remaining, reset = number(item.get("r") or item.get("remaining")), number(item.get("t") or item.get("reset"))
-        if policy.get("qu", "requests") == "requests" and (limits := _checked(remaining, limit, reset, number(policy.get("w")) or None)):
-            found.append(limits)
-    return min(found, key=lambda each: (each.remaining or 0.0) / (each.limit or MOST), default=None)
-
-
-def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the members of a structured list with their parameters."""
-    text = text.lower()
-    if text.startswith("limit="):
-        return [("", dict(_PARAMETER.findall(text)))]
-    return [(item.partition(";")[0].strip(), dict(_PARAMETER.findall(item.partition(";")[2]))) for item in text.split(",")]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -17,7 +15,6 @@ from typing import Any
 
 from opentelemetry import trace
 
-from qreward.callables import FunctionKind, kind_of
 from qreward.compat.names import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import UNSET, ScheduleConfig
@@ -62,10 +59,6 @@ _BELONGS_TO = {  # parameter whose default has changed -> the parameter without 
 }
 
 
-class NotAnException(Exception):
-    """Wraps a ``BaseException``, which is the ``__cause__``. ``qreward.schedule`` retries this wrapper, because it is an ``Exception``."""
-
-
 class CircuitIsOpen(CircuitOpen, RuntimeError):
     """A ``CircuitOpen`` that is also a ``RuntimeError``, as in 0.1.7."""
 
@@ -77,20 +70,14 @@ def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
     if new.get("speed_up_max_multiply") == 0:
         new["speed_up_max_multiply"] = 1
     if "exception_types" in new:
-        types = tuple(map(_retried, _types(new["exception_types"])))
-        new["exception_types"] = Exception if Exception in types else types
+        types = _types(new["exception_types"])
+        named = tuple(kind for kind in types if not isinstance(kind, type) or issubclass(kind, Exception))
+        new["exception_types"] = Exception if Exception in types or BaseException in types else named or Exception
     return new
 
 
 def _types(types: Any) -> tuple[Any, ...]:
     return types if isinstance(types, tuple) else (BaseException if types is None else types,)
-
-
-def _retried(kind: Any) -> Any:
-    """Return the class to retry for a member of ``exception_types``."""
-    if not isinstance(kind, type) or issubclass(kind, Exception):
-        return kind
-    return Exception if kind is BaseException else NotAnException
 
 
 def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -114,39 +101,23 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
 
 
 class OldFunction(ScheduledFunction):
-    """A function with the errors and defaults of 0.1.7."""
+    """A function with the errors and defaults of 0.1.7. It also retries exceptions that are not an ``Exception``."""
 
-    def __init__(self, types: tuple[type[BaseException], ...], body: Callable[..., Any], *settings: Any) -> None:
-        super().__init__(body, *settings)
+    def __init__(self, types: tuple[type[BaseException], ...], *settings: Any) -> None:
+        self._types = types
+        super().__init__(*settings)
 
-        @contextmanager
-        def wrapped() -> Iterator[None]:
-            try:
-                yield
-            except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
-                raise
-            except BaseException as error:
-                if not isinstance(error, types):
-                    raise
-                raise NotAnException from error
+    def options_of(self, config: ScheduleConfig) -> Any:
+        options = super().options_of(config)
+        options.exception_types = self._types
+        return options
 
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with wrapped():
-                return await body(*args, **kwargs)
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with wrapped():
-                return body(*args, **kwargs)
-
-        self.body = awaited if kind_of(body) is FunctionKind.AWAITED else called
-
-    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:  # noqa: ARG002
+    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
         if isinstance(error, CircuitOpen):
             refused = CircuitIsOpen(*error.args)
             refused.__cause__ = error
             return UNSET, refused
-        raised = error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
-        return (default if isinstance(error, Exception) else UNSET), raised
+        return (default if covered or isinstance(error, Exception) else UNSET), error
 
 
 @dataclass
@@ -196,11 +167,6 @@ class OldScheduleConfig(ScheduleConfig):
         return self.adjust_wait_time(basic_wait_time, has_wait_time, max_wait_time)
 
 
-def _environment() -> dict[str, str]:
-    variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
-    return {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
-
-
 class OldConfigWatcher(ConfigWatcher):
     """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two changes."""
 
@@ -213,7 +179,12 @@ class OldConfigWatcher(ConfigWatcher):
         poll_interval: float = 5.0,
         cooldown: float = 5.0,
     ) -> None:
-        places: dict[str, Any] = {"file": {"file": file_path}, "env": {"callback": _environment}, "callback": {"callback": callback}}
+        variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
+        places: dict[str, Any] = {
+            "file": {"file": file_path},
+            "env": {"callback": lambda: {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}},
+            "callback": {"callback": callback},
+        }
         if source not in places:
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
         super().__init__(config, **places[source], poll_interval=poll_interval)
@@ -264,7 +235,7 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue that is ordered by priority, lowest number first."""
+    """A queue that is ordered by priority, lowest number first. An item that has waited for the threshold has the priority 0."""
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or inf
@@ -276,16 +247,16 @@ class PriorityTaskQueue:
             raise ConfigError(f"priority must be in [0, 9], got {priority}")
         self._waiting[next(self._numbers)] = (priority, monotonic(), item)
 
-    def _ranks(self) -> Iterator[tuple[int, int]]:
+    def _ordered(self) -> list[tuple[int, int]]:
         now = monotonic()
-        return ((0 if now - since >= self._threshold else priority, number) for number, (priority, since, _) in self._waiting.items())
+        return sorted((0 if now - since >= self._threshold else level, number) for number, (level, since, _) in self._waiting.items())
 
     def get(self) -> Any:
         """Remove and return the first item; None if the queue is empty."""
-        return self._waiting.pop(min(self._ranks())[1])[2] if self._waiting else None
+        return self._waiting.pop(self._ordered()[0][1])[2] if self._waiting else None
 
     def peek(self) -> Any:
-        return self._waiting[min(self._ranks())[1]][2] if self._waiting else None
+        return self._waiting[self._ordered()[0][1]][2] if self._waiting else None
 
     @property
     def queue_size(self) -> int:
@@ -303,5 +274,5 @@ class PriorityTaskQueue:
         now = monotonic()
         return [
             {"priority": rank, "sequence": number, "wait_seconds": round(now - self._waiting[number][1], 3), "cancelled": False}
-            for rank, number in sorted(self._ranks())
+            for rank, number in self._ordered()
         ]

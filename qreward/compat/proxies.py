@@ -8,7 +8,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cached_property
+from functools import cached_property, partial, partialmethod
 from typing import Any, Self
 
 from aiolimiter import AsyncLimiter
@@ -126,13 +126,13 @@ class OpenAIChatProxy:
     async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
         """Return the texts in the order of the input. For a failed item, return its exception or the result of ``error_process_func``."""
         batch = await self.client.batch_chat_completion(self._paced(batch_messages), model, **self._options(options))
-        return list(map(self._outcome, batch))
-
-    def _outcome(self, result: Any) -> Any:
-        try:
-            return self._content(result.value)
-        except Exception as error:
-            return error if self._process_error is None else self._process_error(error)
+        outcomes = []
+        for result in batch:
+            try:
+                outcomes.append(self._content(result.value))
+            except Exception as error:
+                outcomes.append(error if self._process_error is None else self._process_error(error))
+        return outcomes
 
     async def stream_chat_completion(self, messages: Any, model: str, **options: Any) -> AsyncIterator[str]:
         await self._bucket()
@@ -173,10 +173,6 @@ class ProxyGroup:
         self.proxies[key] = proxy
         self.weights[key] = max(1, weight)
         self.healthy_keys.add(key)
-
-    def drop(self, key: str) -> OpenAIChatProxy | None:
-        self.healthy_keys.discard(key)
-        return self.proxies.pop(key, None)
 
     def mark(self, key: str, *, healthy: bool) -> None:
         if key not in self.proxies:
@@ -219,14 +215,13 @@ class ModelRouter:
     def select_from_group(self, group: ProxyGroup) -> OpenAIChatProxy:
         return group.select()
 
-    def mark_unhealthy(self, pattern: str, key: str) -> None:
-        """As ``mark_healthy``, does nothing if the pattern or the key is unknown."""
+    def _mark(self, pattern: str, key: str, *, healthy: bool) -> None:
+        """Mark a proxy. Does nothing if the pattern or the key is unknown."""
         if pattern in self._groups and key in self._groups[pattern].proxies:
-            self._groups[pattern].mark(key, healthy=False)
+            self._groups[pattern].mark(key, healthy=healthy)
 
-    def mark_healthy(self, pattern: str, key: str) -> None:
-        if pattern in self._groups and key in self._groups[pattern].proxies:
-            self._groups[pattern].mark(key, healthy=True)
+    mark_unhealthy = partialmethod(_mark, healthy=False)
+    mark_healthy = partialmethod(_mark, healthy=True)
 
     def list_routes(self) -> list[dict[str, Any]]:
         return [
@@ -247,8 +242,8 @@ class OpenAIChatProxyManager:
     def __init__(self, strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN) -> None:
         self._group = ProxyGroup(strategy=strategy)
         self._router = ModelRouter()
-        self.register_model_route = self._router.register
-        self.list_routes = self._router.list_routes
+        self.register_model_route, self.list_routes = self._router.register, self._router.list_routes
+        self.mark_unhealthy, self.mark_healthy = partial(self._group.mark, healthy=False), partial(self._group.mark, healthy=True)
 
     def add_proxy(self, key: str, proxy: OpenAIChatProxy, weight: int = 1) -> Self:
         self._group.add(key, proxy, weight)
@@ -275,12 +270,6 @@ class OpenAIChatProxyManager:
     def healthy_proxies(self) -> dict[str, OpenAIChatProxy]:
         return {key: proxy for key, proxy in self._group.proxies.items() if key in self._group.healthy_keys}
 
-    def mark_unhealthy(self, key: str) -> None:
-        self._group.mark(key, healthy=False)
-
-    def mark_healthy(self, key: str) -> None:
-        self._group.mark(key, healthy=True)
-
     def select_proxy(self, model: str | None = None) -> OpenAIChatProxy:
         """Return the next proxy of the model's route, or of all proxies if the model has no route."""
         return ((model and self._router.resolve(model)) or self._group).select()
@@ -290,7 +279,8 @@ class OpenAIChatProxyManager:
             yield item
 
     async def remove_proxy(self, key: str) -> None:
-        if (proxy := self._group.drop(key)) is not None:
+        self._group.healthy_keys.discard(key)
+        if (proxy := self._group.proxies.pop(key, None)) is not None:
             await proxy.client.aclose()
 
     async def close(self) -> None:

@@ -24,7 +24,6 @@ MOST_BYTES = 1_000_000
 
 
 def look_up(base_url: str) -> list[str]:
-    """Return the base URLs for which a ``dns://`` or ``list:`` address stands. Raises ``OSError`` or ``ValueError``. Blocks."""
     parts, place = urlsplit(base_url), base_url.removeprefix("list:")
     if parts.scheme == "dns":
         found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
@@ -56,10 +55,7 @@ class _List:
 class AddressLists:
     """The lists of addresses of one client. A thread reads each list again every ``refresh`` seconds, as long as the client lives.
 
-    Args:
-        on_change: called in the thread after a list has changed. It returns another function, or None if the client is gone. That function
-            raises ``ConfigError`` if the list cannot be used.
-        clock: returns monotonic seconds.
+    ``on_change`` returns the function to call in the thread after a list has changed, or None if the client is gone.
     """
 
     def __init__(self, on_change: Callable[[], Callable[[], object] | None], clock: Callable[[], float] = monotonic) -> None:
@@ -68,7 +64,6 @@ class AddressLists:
         self.start_again()
 
     def start_again(self) -> None:
-        """Forget the thread, which a forked child process does not have."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -76,16 +71,12 @@ class AddressLists:
         self._stopping.set()
 
     def resolved(self, entries: Iterable[Endpoint], routes: Iterable[Route]) -> tuple[list[Endpoint], list[Route]]:
-        """Return endpoints and routes in which an entry with a list is replaced by its addresses. A new list is read at once.
-
-        Raises ``ConfigError`` if a new list cannot be read.
-        """
+        """Return endpoints and routes in which an entry with a list is replaced by its addresses. Raises ``ConfigError``."""
         members = {entry.name: self.members(entry) for entry in entries}
         self._lists = {name: known for name, known in self._lists.items() if name in members}
         return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]
 
     def follow(self) -> None:
-        """Start the thread if there is a list."""
         if self._lists and self._thread is None:
             self._thread = threading.Thread(target=self._follow, args=[self._stopping], name="qreward-addresses", daemon=True)
             self._thread.start()
@@ -134,7 +125,6 @@ def resolved(config: ClientConfig) -> ClientConfig:
 
 
 def _over(route: Route, members: Mapping[str, Sequence[Endpoint]]) -> Route:
-    """Return a route in which the name of a list is replaced by the names of its addresses."""
     chosen = {each.name: name for name in route.endpoints for each in members[name]}
     weights = {each: route.weights[name] for each, name in chosen.items() if name in route.weights}
     return route.model_copy(update={"endpoints": tuple(chosen), "weights": weights})

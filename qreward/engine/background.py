@@ -1,7 +1,4 @@
-"""Background asyncio tasks that no caller awaits, and hooks that reset objects in a forked child.
-
-This module does not depend on what the tasks do or what the objects are.
-"""
+"""Background asyncio tasks that no caller awaits, and hooks that reset objects in a forked child."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ _TASKS: set[asyncio.Task[Any]] = set()
 
 
 def run_in_background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
-    """Run a coroutine in the background of an event loop.
-
-    The task gets an empty context, so that it does not keep the caller's context variables alive.
-    """
+    """Run a coroutine in the background of an event loop, in an empty context, so that it keeps no context variables alive."""
     task = loop.create_task(work, context=Context())
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
@@ -28,10 +22,8 @@ def run_in_background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any,
 
 
 def report_error(task: asyncio.Task[Any]) -> None:
-    """Report the error of a finished task to the exception handler of its event loop. Used as a done callback of tasks.
-
-    asyncio itself would report the error only when the task is garbage-collected. ``KeyboardInterrupt`` and ``SystemExit`` are not
-    reported, because asyncio raises them out of the event loop, and so they end the event loop.
+    """Report the error of a finished task to the exception handler of its event loop. asyncio itself reports it only when the task is
+    garbage-collected, and raises ``KeyboardInterrupt`` and ``SystemExit`` out of the event loop.
     """
     error = None if task.cancelled() else task.exception()
     if isinstance(error, Exception):
@@ -47,8 +39,8 @@ _INHERITED: list[object] = []
 def watch(thing: T, begin_again: Callable[[T], object]) -> None:
     """Call ``begin_again(thing)`` in each forked child, as long as ``thing`` is alive.
 
-    ``begin_again`` returns the objects that the child inherited and no longer uses, such as locks, event loops and connections. The child
-    keeps these objects alive, because closing them would affect the parent.
+    It returns the objects that the child inherited and no longer uses, such as locks, event loops and connections. They are kept alive,
+    because closing them would affect the parent.
     """
     _ALIVE[thing] = begin_again
 

@@ -38,7 +38,7 @@ TURNS = 64
 class Backend(Protocol):
     """Sends requests. Each event loop has a backend of its own.
 
-    A backend may also have ``stream(endpoint, call)`` (see ``stream_sink``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
+    A backend may also have ``stream(endpoint, call)`` (see ``streams``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
     and ``keep(endpoints)``, which closes the connections to all other endpoints. ``keep`` is called in the event loop.
     """
 

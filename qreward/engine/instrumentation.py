@@ -2,22 +2,14 @@
 
 Watchers must not change anything, and their errors never reach a call. A watcher is called in the event loop of the call, never under
 the engine's lock, and must be quick. The events of a call come in this order: ``began`` once, ``sent`` and ``ended`` for each attempt,
-``first`` when the answer begins to be delivered, ``done`` once. An attempt that lost to another attempt may end after its call is done.
-
-``ObserverNotifier`` is the watcher that creates the events of ``qreward.observers``. It creates an event only if an observer has the
-method for it.
-
-Code that merges several calls into one request submits a task of its own, whose ``items`` are the tasks that it carries::
-
-    watch.began(item)                  # when the item arrives, in its caller's context: item.waiter.context
-    merged.items = (item, other)       # before the merged task is submitted
-    watch.done(item, answer, source)   # when the answer to this item is known; the merged task reports the token usage
+``first`` when the answer begins to be delivered, ``done`` once. Calls that are merged into one request are the ``items`` of its task.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -34,9 +26,9 @@ from qreward.observers import (
     Observer,
 )
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome
-from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, CancelReason, Task
+from qreward.scheduler.why import route_of
 
 T = TypeVar("T")
 
@@ -61,28 +53,17 @@ class Scope(Protocol):
 
 
 class Watcher(Protocol):
-    """Receives the events described in the module's docstring. ``now`` is the time of the engine's clock, in seconds."""
+    """Receives the events, at the time ``now`` of the engine's clock. ``began`` returns False if no further events of a call are needed."""
 
-    def began(self, task: Task, now: float, /) -> bool:
-        """Called when a call is made. Returns False if this watcher needs no further events of the call.
-
-        The events of a call are left out only if all watchers return False.
-        """
-
+    def began(self, task: Task, now: float, /) -> bool: ...
     def sent(self, attempt: Attempt, /) -> None: ...
     def first(self, attempt: Attempt, now: float, /) -> None: ...
-    def gaps(self, attempt: Attempt, gaps: list[float], /) -> None: ...
     def ended(self, attempt: Attempt, outcome: Outcome, now: float, /) -> None: ...
     def done(self, task: Task, end: End, source: Source | None, now: float, /) -> None: ...
 
 
 class Instrumentation:
-    """Notifies watchers of the events of calls and attempts. Each event is reported once.
-
-    Args:
-        watchers: the objects to notify. A watcher that raises still receives later events; only its first error is logged.
-        clock: the engine's clock.
-    """
+    """Notifies watchers of the events of calls and attempts, each once. Of the errors of a watcher, only the first is logged."""
 
     def __init__(self, watchers: Iterable[Watcher], clock: Callable[[], float]) -> None:
         self.watchers = tuple(watchers)
@@ -99,24 +80,16 @@ class Instrumentation:
             task.serial = UNWANTED
 
     def sent(self, attempt: Attempt) -> None:
-        """Report that an attempt is about to begin."""
         if not attempt.task.serial:
             self.began(attempt.task)
         if attempt.task.serial != UNWANTED:
             self._notify("sent", attempt)
 
     def first(self, attempt: Attempt) -> None:
-        """Report that the first chunk of an attempt's answer has arrived."""
         if attempt.task.serial != UNWANTED:
             self._notify("first", attempt, self._clock())
 
-    def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        """Report the seconds that passed between chunks of an attempt's answer."""
-        if attempt.task.serial != UNWANTED:
-            self._notify("gaps", attempt, gaps)
-
     def ended(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Report the end of an attempt. Call this once for each attempt, after the scheduler has recorded the end."""
         task = attempt.task
         if task.serial == UNWANTED:
             return
@@ -125,7 +98,6 @@ class Instrumentation:
         self._notify("ended", attempt, outcome, self._clock())
 
     def done(self, task: Task, end: End, source: Source | None = None) -> None:
-        """Report the end of a call. Later reports of the same call are ignored."""
         if not task.serial and end is not None:  # an item that was read ahead and never sent
             self.began(task)
         if task.serial <= 0 or task.end_reported == REPORTED:
@@ -141,7 +113,6 @@ class Instrumentation:
             self.done(task, error)
 
     def _notify(self, event: str, *arguments: Any) -> bool:
-        """Call a method of each watcher. Returns True if the method of a watcher returned True."""
         wanted = False
         for watcher in self.watchers:
             try:
@@ -155,8 +126,10 @@ class Instrumentation:
 
 
 async def within(scope: Scope, work: Awaitable[T]) -> T:
-    """Await work inside a scope. An error of the scope is logged and does not affect the work."""
-    entered = _succeeds(scope.enter)
+    entered = False
+    with suppress(Exception):
+        scope.enter()
+        entered = True
     try:
         return await work
     except GeneratorExit:  # the coroutine was discarded, perhaps in another context, where the scope cannot be left
@@ -164,16 +137,8 @@ async def within(scope: Scope, work: Awaitable[T]) -> T:
         raise
     finally:
         if entered:
-            _succeeds(scope.leave)
-
-
-def _succeeds(step: Callable[[], None]) -> bool:
-    try:
-        step()
-    except Exception as error:
-        LOG.debug("a watcher's scope failed with %s", type(error).__name__)
-        return False
-    return True
+            with suppress(Exception):
+                scope.leave()
 
 
 def type_of(attempt: Attempt) -> AttemptType:
@@ -209,84 +174,56 @@ def model_of(task: Task) -> str:
     return str(getattr(task.payload, "model", ""))
 
 
-def route_of(pool: Pool | None) -> str:
-    """Return the pattern of a route. This is the name of the route's pool without the quotes."""
-    return "" if pool is None else pool.name[1:-1]
-
-
 def queued(task: Task, now: float) -> float:
     """Return the seconds from the start of a task to its first attempt, or to ``now`` if the task has had no attempt."""
     return (now if task.sent_at is None else task.sent_at) - task.born
 
 
-METHODS = ("call_started", "attempt_started", "first_chunk", "attempt_ended", "call_ended")
+class ObserverWatcher:
+    """Gives one of the user's observers the events for which it has methods. An observer that raises is not called again."""
 
+    def __init__(self, observer: object) -> None:
+        self._observer = observer
+        named = [name for name in vars(Observer) if not name.startswith("_")]
+        found = [name for name in named if getattr(type(observer), name, None) is not getattr(Observer, name)]  # not the inherited ones
+        self._methods = {name: method for name in found if callable(method := getattr(observer, name, None))}
 
-class ObserverNotifier:
-    """Notifies the user's observers. It is one of the watchers.
-
-    Args:
-        observers: objects with at least one method of :class:`~qreward.observers.Observer`. An observer that raises is not called again.
-    """
-
-    def __init__(self, observers: Iterable[object]) -> None:
-        self._methods: dict[str, list[tuple[object, Callable[[Any], object]]]] = {
-            name: [(each, getattr(each, name)) for each in observers if _has(each, name)] for name in METHODS
-        }
-
-    def _notify(self, name: str, event: object) -> None:
-        for observer, method in self._methods[name]:
-            try:
-                method(event)
-            except (KeyboardInterrupt, SystemExit):  # they end the event loop
-                raise
-            except BaseException as error:
-                kind, what = type(observer).__name__, type(error).__name__
-                LOG.warning("the observer %s raised %s in %s; it is not called any more", kind, what, name)
-                self._methods = {key: [pair for pair in pairs if pair[0] is not observer] for key, pairs in self._methods.items()}
-
-    # Watcher
+    def _tell(self, name: str, event: object) -> None:
+        try:
+            self._methods[name](event)
+        except (KeyboardInterrupt, SystemExit):  # they end the event loop
+            raise
+        except BaseException as error:
+            self._methods = {}
+            kind, what = type(self._observer).__name__, type(error).__name__
+            LOG.warning("the observer %s raised %s in %s; it is not called any more", kind, what, name)
 
     def began(self, task: Task, _now: float) -> bool:
-        if self._methods["call_started"]:
-            self._notify("call_started", CallStarted(task.serial, operation_of(task), model_of(task), route_of(task.pool), task.streamed))
-        return any(self._methods.values())
+        if "call_started" in self._methods:
+            self._tell("call_started", CallStarted(task.serial, operation_of(task), model_of(task), route_of(task.pool), task.streamed))
+        return bool(self._methods)
 
     def sent(self, attempt: Attempt) -> None:
-        if self._methods["attempt_started"]:
-            self._notify("attempt_started", AttemptStarted(attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name))
+        if "attempt_started" in self._methods:
+            self._tell("attempt_started", AttemptStarted(attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name))
 
     def first(self, attempt: Attempt, now: float) -> None:
-        if self._methods["first_chunk"]:
-            self._notify("first_chunk", FirstChunk(attempt.task.serial, attempt.source.name, now - attempt.task.born))
-
-    def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        """Do nothing: observers receive no events of single chunks."""
+        if "first_chunk" in self._methods:
+            self._tell("first_chunk", FirstChunk(attempt.task.serial, attempt.source.name, now - attempt.task.born))
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        if self._methods["attempt_ended"]:
+        if "attempt_ended" in self._methods:
             error, seconds = error_of(attempt, outcome), now - attempt.sent_at
             which = attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name
             status = getattr(error, "status_code", None)
-            self._notify("attempt_ended", AttemptEnded(*which, outcome_of(attempt, outcome), seconds, status, error))
+            self._tell("attempt_ended", AttemptEnded(*which, outcome_of(attempt, outcome), seconds, status, error))
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
-        if not self._methods["call_ended"]:
+        if "call_ended" not in self._methods:
             return
         which = task.serial, operation_of(task), model_of(task), route_of(task.pool)
         endpoint, times = None if source is None else source.name, (now - task.born, queued(task, now))
         outcome: CallOutcome = "ok" if isinstance(end, Answer) else "cancelled" if end is None else "failed"
         tokens = (end.prompt_tokens, end.output_tokens) if isinstance(end, Answer) else (None, None)
         error = end if isinstance(end, BaseException) else None
-        self._notify("call_ended", CallEnded(*which, outcome, endpoint, *times, task.sends, task.copies, *tokens, error))
-
-
-def _has(observer: object, name: str) -> bool:
-    """Return True if the observer defines the method itself, and does not inherit the empty method of ``Observer``."""
-    return getattr(type(observer), name, None) is not getattr(Observer, name) and callable(getattr(observer, name, None))
-
-
-def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Instrumentation | None:
-    listed = list(observers)
-    watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(listed)] if listed else [])]
-    return Instrumentation(watchers, clock) if watchers else None
+        self._tell("call_ended", CallEnded(*which, outcome, endpoint, *times, task.sends, task.copies, *tokens, error))

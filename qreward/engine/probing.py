@@ -28,8 +28,10 @@ class ProbingEngine(Engine[Scheduler]):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.prober: Prober | None = None
+        self._prober: LoopDriver | None = None  # whose event loop makes the probes
         self._states: dict[Source, ProbeState] = {}
+        self._timers: dict[Source, asyncio.TimerHandle] = {}  # for the next probe
+        self._under_way: set[asyncio.Task[None]] = set()
 
     def watch_over(self, sources: Callable[[], Iterable[Source]], on_result: Callable[[Source, ProbeResult], object] | None = None) -> None:
         """Set the sources to probe, and what is called with each result, under the engine's lock. Must be called before the first use."""
@@ -37,14 +39,69 @@ class ProbingEngine(Engine[Scheduler]):
 
     def sources_changed(self) -> None:
         """Start all probes anew, because the sources may have changed. Can be called from any thread."""
-        if (prober := self.prober) is not None:
-            prober.driver.later(prober.start)
+        if (prober := self._prober) is not None:
+            prober.later(partial(self._start, prober))
+
+    def forget(self, driver: LoopDriver) -> None:
+        """Remove a loop driver that has ended. If it made the probes, another one takes over."""
+        super().forget(driver)
+        if driver is self._prober:
+            self._stop()
+            self._prober = None
+            for other in self.drivers()[:1]:
+                other.later(partial(self._probe_in, other))
+
+    def _open_driver(self) -> LoopDriver:
+        driver = super()._open_driver()
+        self._probe_in(driver)
+        return driver
+
+    def _probe_in(self, driver: LoopDriver) -> None:
+        if hasattr(driver.backend, "look") and (self._prober is None or not self._prober.loop.is_running()):
+            self._prober, self._under_way = driver, set()  # tasks of a closed event loop cannot be cancelled
+            self._start(driver)
+
+    def _start(self, driver: LoopDriver) -> None:
+        """Probe all sources now, and then at their intervals."""
+        if self._prober is not driver:
+            return
+        self._stop()
+        for source in self.probed():
+            self._begin(driver, source)
 
     def probed(self) -> list[Source]:
         with self.lock:
             sources = [source for source in self._sources() if interval(source) is not None]
             self._states = {source: self._states.get(source) or ProbeState() for source in sources}
         return sources
+
+    def _stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for task in self._under_way:
+            task.cancel()
+
+    def _begin(self, driver: LoopDriver, source: Source) -> None:
+        if self._prober is not driver or self.closed:
+            return
+        task = driver.loop.create_task(self._probe(driver, source), context=Context())  # an empty context does not keep the caller's alive
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _probe(self, driver: LoopDriver, source: Source) -> None:
+        look: Callable[[Endpoint], Awaitable[ProbeResult]] = driver.backend.look  # type: ignore[attr-defined]
+        began = driver.loop.time()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                result = await look(cast("Endpoint", source.handle))
+        except TimeoutError:
+            result = ProbeResult()
+        except Exception as error:  # a failing probe must not make anything else fail
+            result = ProbeResult(trouble=f"the probe raised {type(error).__name__}")
+        self.seen(source, result)
+        if (every := interval(source)) is not None and not source.removed and asyncio.current_task() in self._under_way:
+            self._timers[source] = driver.loop.call_at(began + every, self._begin, driver, source, context=Context())
 
     def seen(self, source: Source, result: ProbeResult) -> None:
         state = self._states.get(source)
@@ -64,71 +121,6 @@ class ProbingEngine(Engine[Scheduler]):
         if state.take(now, source, result, every):
             self.scheduler.on_source_lost(now, source)
             self.scheduler.changed(now, source)
-
-    def forget(self, driver: LoopDriver) -> None:
-        """Remove a loop driver that has ended. If it made the probes, another one takes over."""
-        super().forget(driver)
-        prober = self.prober
-        if prober is not None and prober.driver is driver:
-            prober.stop()
-            self.prober = None
-            for other in self.drivers()[:1]:
-                other.later(partial(self._probe_in, other))
-
-    def _open_driver(self) -> LoopDriver:
-        driver = super()._open_driver()
-        self._probe_in(driver)
-        return driver
-
-    def _probe_in(self, driver: LoopDriver) -> None:
-        look: Callable[[Endpoint], Awaitable[ProbeResult]] | None = getattr(driver.backend, "look", None)
-        if look is not None and (self.prober is None or not self.prober.driver.loop.is_running()):
-            self.prober = Prober(self, driver, look)
-            self.prober.start()
-
-
-class Prober:
-    """Makes the probes of an engine in one event loop, with a timer for each endpoint that is probed."""
-
-    def __init__(self, engine: ProbingEngine, driver: LoopDriver, look: Callable[[Endpoint], Awaitable[ProbeResult]]) -> None:
-        self.driver = driver
-        self._engine, self._look = engine, look
-        self._timers: dict[Source, asyncio.TimerHandle] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        """Probe all sources now, and then at their intervals. Must be called in the event loop."""
-        self.stop()
-        for source in self._engine.probed():
-            self._begin(source)
-
-    def stop(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        for task in self._under_way:
-            task.cancel()
-
-    def _begin(self, source: Source) -> None:
-        if self._engine.prober is not self or self._engine.closed:
-            return
-        task = self.driver.loop.create_task(self._run(source), context=Context())  # an empty context does not keep the caller's alive
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
-    async def _run(self, source: Source) -> None:
-        loop = self.driver.loop
-        began = loop.time()
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                result = await self._look(cast("Endpoint", source.handle))
-        except TimeoutError:
-            result = ProbeResult()
-        except Exception as error:  # a failing probe must not make anything else fail
-            result = ProbeResult(trouble=f"the probe raised {type(error).__name__}")
-        self._engine.seen(source, result)
-        if (every := interval(source)) is not None and not source.removed:
-            self._timers[source] = loop.call_at(began + every, self._begin, source, context=Context())
 
 
 def interval(source: Source) -> float | None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from qreward.engine.driver import Engine
 from qreward.errors import QRewardError
-from qreward.reasons import Explanation
-from qreward.records import AttemptRecord, retries
+from qreward.records import retries
 from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.source import Source, standing
+from qreward.scheduler.source import Source, SourceCounters, standing
 from qreward.scheduler.stats import LatencyStats, Quantiles
 from qreward.scheduler.task import Attempt, Task
-from qreward.scheduler.why import explain
 from qreward.settings.policies import Endpoint
 
 
@@ -32,20 +28,18 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 
 
 def stats_of(source: Source, now: float) -> EndpointStats:
-    """Return the statistics of a source since it was created, and its current state."""
-    tally, obstacle = source.tally, standing(now, source)
+    obstacle = standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
     sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.handle).limits)
     state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
-    names = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
-    counts = {name: getattr(tally, name) for name in names}
-    counts |= {"answered": tally.ok, "completion_tokens": tally.output_tokens}
-    counts["predicted_tokens"] = int(source.prefix_cache.predicted_tokens)
-    return EndpointStats(**counts, **_quantiles(source.latency), state=state)
+    return _stats(source.tally, source.latency, predicted_tokens=int(source.prefix_cache.predicted_tokens), state=state)
 
 
-def _quantiles(latency: Quantiles | LatencyStats) -> dict[str, Any]:
-    return {"p50": latency.at(0.5), "p95": latency.at(0.95), "p99": latency.at(0.99)}
+def _stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
+    same = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
+    counts = {name: getattr(counters, name) for name in same}
+    counts |= {"answered": counters.ok, "completion_tokens": counters.output_tokens}
+    return EndpointStats(**counts, p50=latency.at(0.5), p95=latency.at(0.95), p99=latency.at(0.99), **more)
 
 
 def load_of(pool: Pool) -> RouteLoad:
@@ -56,74 +50,35 @@ def load_of(pool: Pool) -> RouteLoad:
     return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))
 
 
-class QueueState(NamedTuple):
-    """The state of the queue of one route.
-
-    Attributes:
-        name: pattern of the route.
-        waiting: number of queued requests.
-        capacity: maximum number of queued single requests, or None for no limit.
-        why: why its work waits.
-    """
-
-    name: str
-    waiting: int
-    capacity: int | None
-    why: Explanation
-
-
-class ClientState(NamedTuple):
-    """The state of a client. The sources are live objects and must not be changed."""
-
-    queues: list[QueueState]
-    sources: list[Source]
-    hedge_budget: float
-
-
-def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | None) -> ClientState:
-    """Return the state of a client. Can be called from any thread.
-
-    Args:
-        engine: the client's engine.
-        sources: the sources of the client.
-        capacity: number of single requests that may be queued for a route, or None for no limit.
-    """
-    with engine.lock:
-        pools = {id(pool): pool for source in sources for pool in source.pools}.values()
-        now = engine.clock()
-        queues = [QueueState(pool.name[1:-1], len(pool.queue), capacity, explain(now, pool)) for pool in pools]
-        return ClientState(queues, sources, engine.scheduler.hedge_budget)
-
-
 class Tallies:
     """Counts the results of one batch, in total and for each endpoint."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, _Counters] = {}
+        self._by_name: dict[str, tuple[SourceCounters, Quantiles]] = {}
         self.ok = 0
         self.failed = 0
 
     def add(self, result: Result[object]) -> None:
-        """Count a finished item."""
+        """Count a finished item, which one request has answered."""
+        self.ok += result.error is None
+        self.failed += result.error is not None
+        self.add_request(result)
+
+    def add_request(self, result: Result[object]) -> None:
         if result.error is None and result.endpoint is not None:
-            self.ok += 1
-            counters = self._of(result.endpoint)
-            counters.answered += 1
-            counters.latency.add(result.latency)
+            counters, latency = self._of(result.endpoint)
+            counters.ok += 1
+            latency.add(result.latency)
             if usage := result.usage:
                 counters.prompt_tokens += usage.prompt_tokens or 0
-                counters.completion_tokens += usage.completion_tokens or 0
+                counters.output_tokens += usage.completion_tokens or 0
                 counters.cached_tokens += usage.cached_tokens or 0
-        else:
-            self.failed += 1
-        if result.has_trail:
-            self._add_trail(result.attempts)
-
-    def _add_trail(self, attempts: Sequence[AttemptRecord]) -> None:
-        for attempt in retries(attempts):
-            self._of(attempt.endpoint).retried += 1
-        for attempt in attempts:
-            counters = self._of(attempt.endpoint)
+        if not result.has_trail:
+            return
+        for attempt in retries(result.attempts):
+            self._of(attempt.endpoint)[0].retried += 1
+        for attempt in result.attempts:
+            counters, _ = self._of(attempt.endpoint)
             counters.hedged += attempt.hedge
             if attempt.outcome == "overloaded":
                 counters.rejected += 1
@@ -132,46 +87,26 @@ class Tallies:
             elif attempt.outcome != "ok":
                 counters.failed += 1
 
-    def _of(self, name: str) -> _Counters:
-        counters = self._by_name.get(name)
-        if counters is None:
-            counters = self._by_name[name] = _Counters()
-        return counters
+    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
+        for attempt in attempts:
+            if attempt is not None:
+                self._of(attempt.source.name)[0].cancelled += 1
+
+    def _of(self, name: str) -> tuple[SourceCounters, Quantiles]:
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = SourceCounters(), Quantiles()
+        return found
 
     def stats(self) -> dict[str, EndpointStats]:
-        return {name: counters.stats() for name, counters in self._by_name.items()}
+        for counters, _ in self._by_name.values():
+            counters.sent = counters.ok + counters.rejected + counters.failed + counters.cancelled
+        return {name: _stats(*found) for name, found in self._by_name.items()}
 
 
 class ItemTallies(Tallies):
-    """Counts the results of a batch whose items may need several requests.
-
-    ``ok`` and ``failed`` count items. All other numbers count requests.
-    """
+    """Counts the items of a batch, and apart from them the requests that they need."""
 
     def add(self, result: Result[object]) -> None:
         self.ok += result.error is None
         self.failed += result.error is not None
-
-    def add_request(self, result: Result[object]) -> None:
-        ok, failed = self.ok, self.failed
-        super().add(result)
-        self.ok, self.failed = ok, failed
-
-    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
-        for attempt in attempts:
-            if attempt is not None:
-                self._of(attempt.source.name).cancelled += 1
-
-
-class _Counters:
-    NAMES = ("answered", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
-    __slots__ = (*NAMES, "latency")
-
-    def __init__(self) -> None:
-        self.answered = self.rejected = self.retried = self.hedged = self.failed = self.cancelled = 0
-        self.prompt_tokens = self.completion_tokens = self.cached_tokens = 0
-        self.latency = Quantiles()
-
-    def stats(self) -> EndpointStats:
-        sent = self.answered + self.rejected + self.failed + self.cancelled
-        return EndpointStats(sent=sent, **{name: getattr(self, name) for name in self.NAMES}, **_quantiles(self.latency))

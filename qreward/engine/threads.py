@@ -1,8 +1,4 @@
-"""Worker threads for blocking functions.
-
-``concurrent.futures`` is not used because it joins its threads when the process ends: one hung function would keep the process alive
-forever. No function here waits for a thread to end.
-"""
+"""Worker threads for blocking functions. Unlike those of ``concurrent.futures``, a hung thread does not keep the process alive."""
 
 from __future__ import annotations
 
@@ -16,26 +12,18 @@ from qreward.engine import background
 
 T = TypeVar("T")
 Job = Callable[[], Callable[[], object] | None]
-"""A job that a worker runs. A job must not raise, and it reports its own result. It may report the result while it runs, or return a
-function that reports the result. The worker calls this function when the worker counts as idle again. So a next job that is
-started because of the report can go to the same worker. While the job itself runs, the worker is busy, and a next job needs another
-worker."""
+"""A job reports its own result, and does not raise. It may return a function that reports the result: the worker calls it when it counts
+as idle again, so a next job that is started because of the report can go to the same worker."""
 
 IDLE_SECONDS = 10.0
-"""Seconds without work after which a thread ends."""
 MOST = 1024
 """Maximum number of threads in the pool that all functions share. It is only a safeguard: the functions' own limits are far lower."""
 
 
 class Workers:
-    """Runs jobs in a pool of daemon threads.
+    """Runs jobs in a pool of at most ``most`` daemon threads, hung ones included. A thread without work ends after ``idle_seconds``.
 
-    Args:
-        most: maximum number of threads, including hung threads; at least 1.
-        idle_seconds: seconds without work after which a thread ends.
-
-    A forked child starts with no threads. To let a job see the caller's context variables, run it with
-    ``contextvars.copy_context().run``.
+    A forked child starts with no threads. A job that is to see the caller's context variables is run in a copy of its context.
 
     Example:
         >>> workers, done = Workers(2), threading.Lock()
@@ -62,13 +50,9 @@ class Workers:
         return inherited
 
     def run(self, job: Job) -> bool:
-        """Run a job in another thread soon.
+        """Run a job in another thread soon. Returns False if all threads are busy and no further thread can be started.
 
-        Returns:
-            False if all threads are busy and no further thread can be started.
-
-        Raises:
-            RuntimeError: the pool has no thread, and the system cannot start one.
+        Raises ``RuntimeError`` if the pool has no thread, and the system cannot start one.
         """
         with self._lock:
             if self._idle:

@@ -16,13 +16,13 @@ from qreward.engine.portal import Portal, portal
 from qreward.engine.single import Single
 from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull
+from qreward.functions.overload import ENDINGS, failure_of
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, CallFailure, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 from qreward.scheduler.task import Task
 
-ErrorClassifier = Callable[[Exception], CallFailure]  # classifies an exception of the function as a ``CallFailure``
 Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
 
 
@@ -69,24 +69,20 @@ def replaced_time(time: Time) -> Iterator[None]:
 class AsyncCall(Single):
     """Runs the tries of one asynchronous call, and receives its outcome. ``body`` starts one run of the function."""
 
-    __slots__ = ("_body", "_judge")
+    __slots__ = ("_body",)
 
-    def __init__(self, driver: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier) -> None:
+    def __init__(self, driver: Any, body: Callable[[], Awaitable[Any]]) -> None:
         super().__init__(driver)
         self._body = body
-        self._judge = judge
 
     async def execute(self, attempt: Try) -> Answer | CallFailure:  # type: ignore[override]
         """Run the function once. Only cancellation is raised, which the loop driver handles."""
-        attempt.started = True
         try:
             return Answer(await self._body())
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except Exception as error:
-            return self._judge(error)
-        except BaseException as error:  # SystemExit or KeyboardInterrupt in the caller's own code
-            return CallFailure(error, again=False)
+        except BaseException as error:
+            return failure_of(error, attempt.task.options, waits=attempt.task.paced)
 
     def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
         self._result = outcome
@@ -96,12 +92,11 @@ class AsyncCall(Single):
 class BlockingCall:
     """Runs the tries of one blocking call, and receives its outcome."""
 
-    __slots__ = ("_body", "_context", "_engine", "_inbox", "_judge", "_next", "_outcome")
+    __slots__ = ("_body", "_context", "_engine", "_inbox", "_next", "_outcome")
 
-    def __init__(self, engine: Engine[CallScheduler], body: Callable[[], Any], judge: ErrorClassifier, *, inline: bool) -> None:
+    def __init__(self, engine: Engine[CallScheduler], body: Callable[[], Any], *, inline: bool) -> None:
         self._engine = engine
         self._body = body
-        self._judge = judge
         self._context = None if inline else copy_context()
         self._inbox: Inbox = SimpleQueue()
         self._next: Try | None = None
@@ -194,13 +189,14 @@ class BlockingCall:
         self._ended(attempt, outcome)
 
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
-        attempt.started = True
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:
             return Answer(self._body())
-        except Exception as error:
-            return self._judge(error)
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            return failure_of(error, attempt.task.options, waits=attempt.task.paced)
 
     def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
         wake = self._change(self._engine.scheduler.event, attempt, outcome)

@@ -19,8 +19,6 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAtt
 from qreward.callables import Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
-from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.state import Adapting, Breaking, CallFailure, FunctionOptions, Hedging, Pause, Rate
 from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, default, with_faults
 from qreward.settings.policies import Level, Priority
@@ -94,11 +92,11 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """Holds the callbacks that are called when one object changes."""
+    """The lock of one configuration, and the callbacks of its changes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._callbacks: dict[object, OnChange] = {}
+        self.callbacks: dict[object, OnChange] = {}
         background.watch(self, Changes._replace_lock)
 
     def _replace_lock(self) -> object:
@@ -107,30 +105,18 @@ class Changes:
         return inherited
 
     def add(self, callback: OnChange) -> Callable[[], None]:
-        """Call ``callback(changed_object, names)`` after each later change. Returns a function that removes the callback."""
         token = object()
-        self._callbacks[token] = callback
+        self.callbacks[token] = callback
 
         def remove() -> None:
-            self._callbacks.pop(token, None)
+            self.callbacks.pop(token, None)
 
         return remove
 
     def add_weakly(self, method: OnChange) -> None:
-        """Call a bound method after each later change, like ``add``, but without keeping the object of the method alive."""
-
+        """Add a bound method without keeping its object alive."""
         weak = weakref.WeakMethod(method, lambda _: remove())
         remove = self.add(lambda changed, names: (found := weak()) and found(changed, names))
-
-    def notify(self, changed: object, names: frozenset[str]) -> None:
-        """Call all callbacks. If a callback raises, the error is logged, and all other callbacks are still called."""
-        for token, callback in list(self._callbacks.items()):
-            if token not in self._callbacks:  # removed by an earlier callback
-                continue
-            try:
-                callback(changed, names)
-            except Exception:
-                logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(names)))
 
 
 read_settings = partial(files.read_settings, empty="write {} if nothing is to be set")
@@ -180,8 +166,8 @@ class ScheduleConfig(Policy):
         adaptive_error_threshold: share (0 to 1) of failed tries above which the limit is lowered; with ``adaptive_limit``.
         adaptive_latency_threshold: mean seconds of a try above which the limit is lowered; with ``adaptive_limit``.
         priority: 0 (most urgent) to 9, a :class:`~qreward.settings.policies.Priority`, or the name of a priority.
-        pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. The pool cannot be
-            changed.
+        pool: name of a pool. Functions with the same pool share ``max_concurrency`` (the lowest applies) and the adaptive limit. The pool
+            cannot be changed.
         metrics_callback: function that is called with a ``ScheduleMetrics`` for each finished call.
         telemetry_exporter: an object with a method ``export(metrics)``.
         debug: True logs each decision about a call.
@@ -287,7 +273,12 @@ class ScheduleConfig(Policy):
             if changed:
                 object.__setattr__(self, "__dict__", after)
                 self.model_fields_set.update(changed)
-                self._changes.notify(self, changed)
+                for token, callback in list(self._changes.callbacks.items()):
+                    if token in self._changes.callbacks:  # not removed by an earlier callback
+                        try:
+                            callback(self, changed)
+                        except Exception:
+                            logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(changed)))
         return changed
 
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
@@ -344,67 +335,10 @@ def _shown(value: Any) -> str:
     return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
 
 
-class CompiledSettings:
-    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end."""
+class FunctionOptions:
+    """The settings of a configuration at one moment, as attributes. A change of the configuration makes another object."""
 
-    __slots__ = ("_again", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
-
-    def __init__(self, config: ScheduleConfig, *, waits: bool = True) -> None:
-        options = _options(config)
-        self.options = options if waits else options._replace(pause=Pause(0.0, 0.0), paced=False, hedging=None)
+    def __init__(self, config: ScheduleConfig) -> None:
+        for name, value in config.snapshot().items():  # reading is faster than if ``__dict__`` was set
+            setattr(self, name, value)
         self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1
-        self.key_func = config.key_func
-        self.default: Any = config.default_result
-        self.callback = config.metrics_callback
-        self.exporter = config.telemetry_exporter
-        self.debug = config.debug
-        self._waits = waits
-        exceptions: Any = config.exception_types
-        self._again: Callable[[Exception], bool | float] = exceptions
-        if isinstance(exceptions, type | tuple):
-            self._again = lambda error: isinstance(error, exceptions)
-
-    def covers(self, error: BaseException) -> bool:
-        """Return True if ``default_result`` replaces an exception that did not come from the function."""
-        return isinstance(error, Exception) and self._again(error) is not False
-
-    def judge(self, error: Exception) -> CallFailure:
-        """Classify an exception that a try raised. The result says whether and when to retry, and whether the exception means overload."""
-        overload = overload_of(error)
-        wait = None if overload is None else overload.retry_after
-        again = self._again(error)
-        covered = again is not False
-        if covered and again is not True:
-            again, wait = True, float(again)
-        if overload is not None and overload.should_retry is False:  # the server forbids a retry
-            again = False
-        if wait is not None and not self._waits:
-            wait = 0.0
-        return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
-
-
-def _options(config: ScheduleConfig) -> FunctionOptions:
-    rate = hedging = breaking = adapting = None
-    if config.limit_size is not None:
-        rate = Rate(config.limit_size, config.limit_window)
-    if (time := config.hedged_request_time) is not None:
-        after, quantile = (None, float(time[1:]) / 100) if isinstance(time, str) else (time, 0.0)
-        hedging = Hedging(after, quantile, config.hedged_request_max_times, config.hedged_request_proportion)
-    if config.circuit_breaker_threshold is not None:
-        breaking = Breaking(config.circuit_breaker_threshold, config.circuit_breaker_recovery)
-    if config.adaptive_limit:
-        least, most = config.adaptive_limit_min, config.adaptive_limit_max
-        adapting = Adapting(least, most, config.adaptive_error_threshold, config.adaptive_latency_threshold)
-    return FunctionOptions(
-        level=int(config.priority),
-        timeout=config.timeout,
-        retries=config.retry_times,
-        pause=Pause(config.retry_interval, config.retry_max_interval),
-        parallel_tries=config.speed_up_max_multiply,
-        most=config.max_concurrency,
-        rate=rate,
-        hedging=hedging,
-        breaking=breaking,
-        adapting=adapting,
-        noted=config.debug,
-    )

@@ -8,12 +8,12 @@ import logging
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from qreward.callables import FunctionKind, kind_of
@@ -22,7 +22,8 @@ from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
 from qreward.functions.calls import AsyncCall, BlockingCall
-from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
+from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
+from qreward.functions.overload import is_retried
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, Function, FunctionCounters
 from qreward.scheduler.outcome import Answer
@@ -153,57 +154,60 @@ class ScheduledFunction:
         self.config = config
         self.pool = pool
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        self.settings = CompiledSettings(config)
-        _check_agreement(self, pool)
+        self.options: Any = self.options_of(config)
         pool.members.add(self)
         self.attach()
         config._changes.add_weakly(self._follow)
 
     def attach(self) -> None:
-        """Register the function with the pool's engine, with empty counters."""
-        engine, settings = self.pool.engine, self.settings
+        """Register the function with the pool's engine."""
+        engine = self.pool.engine
         with engine.lock:  # other functions of the pool may be in use
-            self.function = Function(self.name, engine.scheduler.group, settings.options, keyed=settings.key_func is not None)
+            self.function = Function(self.name, self.options)
+            engine.scheduler.add(self.function)
+
+    def options_of(self, config: ScheduleConfig) -> Any:
+        return FunctionOptions(config)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
-        settings = CompiledSettings(config)
+        options = self.options_of(config)
 
         def change(now: float) -> None:
-            self.settings, self.function.options = settings, settings.options
+            self.options = self.function.options = options
             self.pool.engine.scheduler.changed(now, self.function)
 
         self.pool.engine.apply(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body, settings.judge)
+        call, body = self._prepare(args, kwargs)
+        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body)
         try:
             outcome: Any = await waiter.result(call)  # type: ignore[arg-type] # for the engine, a call is a task
         except BaseException:
-            self._report(call, settings, "cancelled", None)
+            self._report(call, "cancelled", None)
             raise
         if type(outcome) is Answer:
-            self._report(call, settings, "ok", None)
+            self._report(call, "ok", None)
             return outcome.value
-        value = self._default_or_raise(call, settings, outcome, args, kwargs)
+        value = self._default_or_raise(call, outcome, args, kwargs)
         return await value if inspect.isawaitable(value) else value
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = BlockingCall(self.pool.engine, body, settings.judge, inline=not settings.needs_thread)
+        call, body = self._prepare(args, kwargs)
+        call.waiter = waiter = BlockingCall(self.pool.engine, body, inline=not call.options.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
-            self._report(call, settings, "cancelled", None)
+            self._report(call, "cancelled", None)
             raise
         if type(outcome) is not Answer:
-            return self._finished(self._default_or_raise(call, settings, outcome, args, kwargs), "default_result of ")
+            return self._finished(self._default_or_raise(call, outcome, args, kwargs), "default_result of ")
         try:
             value = self._finished(outcome.value)
         except ConfigError as error:
-            self._report(call, settings, "failed", error)
+            self._report(call, "failed", error)
             raise
-        self._report(call, settings, "ok", None)
+        self._report(call, "ok", None)
         return value
 
     def _finished(self, value: Any, whose: str = "") -> Any:
@@ -217,122 +221,85 @@ class ScheduledFunction:
             "apply to its work; decorate an async function that awaits this work and returns its result"
         )
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledSettings, Call, Callable[[], Any]]:
-        settings = CompiledSettings(self.config, waits=False) if _waiting_disabled else self.settings
-        key: Hashable = None
-        if settings.key_func is not None:
-            key = settings.key_func(*args, **kwargs)
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Callable[[], Any]]:
+        options, key = self.options, None
+        if options.key_func is not None:
+            key = options.key_func(*args, **kwargs)
             try:
                 hash(key)
             except TypeError:
                 raise ConfigError(
                     f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
                 ) from None
-        call = Call(self.function, key, settings.options, None)
-        body = partial(self.body, *args, **kwargs)
-        return settings, call, partial(self._log_and_run, call, body) if settings.debug else body
+        return Call(self.function, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
 
-    def _log_and_run(self, call: Call, body: Callable[[], Any]) -> Any:
-        self._log_notes(call)
-        return body()
-
-    def _default_or_raise(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _default_or_raise(self, call: Call, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome: Outcome = "failed"
-        if call.error is not error and isinstance(error, RequestTimeout):
-            outcome = "timeout"
-        elif call.error is not error and isinstance(error, CircuitOpen):
-            outcome = "circuit_open"
-        covered = outcome != "failed" or (call.covered if call.error is error else settings.covers(error))
-        default, error = self.default_for(error, settings.default, covered=covered)
-        self._report(call, settings, outcome, error, defaulted=default is not UNSET)
+        if call.error is error:
+            covered = call.covered
+        elif isinstance(error, RequestTimeout | CircuitOpen):
+            outcome, covered = "timeout" if isinstance(error, RequestTimeout) else "circuit_open", True
+        else:
+            covered = is_retried(error, call.options) is not False
+        default, error = self.default_for(error, call.options.default_result, covered=covered)
+        self._report(call, outcome, error, defaulted=default is not UNSET)
         if default is UNSET:
             raise error
-        self._log_replaced(error)
+        kind = type(error)
+        if kind not in self._replaced:  # a bug in the function must not stay unseen
+            self._replaced.add(kind)
+            where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+            log.warning(
+                "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
+                *(kind.__name__, self.name, where),
+            )
         return default(*args, **kwargs) if callable(default) else default
 
     def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
         """Return the default that replaces an error, or ``UNSET``, and the error. ``covered``: it is one that a default may replace."""
         return (default if covered else UNSET), error
 
-    def _log_replaced(self, error: BaseException) -> None:
-        """Log the first error of each class that a default replaces, so that a bug in the function does not stay unseen."""
-        kind = type(error)
-        if kind in self._replaced:
-            return
-        self._replaced.add(kind)
-        where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
-        log.warning(
-            "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
-            *(kind.__name__, self.name, where),
-        )
-
-    def _report(
-        self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
-    ) -> None:
-        if settings.debug:
-            self._log_notes(call)
-        if settings.callback is None and settings.exporter is None:
+    def _report(self, call: Call, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
+        if call.notes is not None:
+            for at, text in call.notes:
+                log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
+        options = call.options
+        callback, exporter = options.metrics_callback, options.telemetry_exporter
+        if callback is None and exporter is None:
             return
         now = self.pool.engine.clock()
-        metrics = ScheduleMetrics(
-            self.name,
-            call.key,
-            outcome,
-            None if error is None else type(error).__name__,
-            defaulted,
-            call.begun,
-            call.retries,
-            call.hedges,
-            (now if call.sent_at is None else call.sent_at) - call.born,
-            now - call.born,
-        )
-        for name, receiver in (("metrics_callback", settings.callback), ("telemetry_exporter", getattr(settings.exporter, "export", None))):
+        queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__
+        tries = call.begun, call.retries, call.hedges
+        metrics = ScheduleMetrics(self.name, call.key, outcome, kind, defaulted, *tries, queued, now - call.born)
+        for name, receiver in (("metrics_callback", callback), ("telemetry_exporter", getattr(exporter, "export", None))):
             if receiver is not None:
                 try:
                     receiver(metrics)
                 except Exception:
                     log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
-    def _log_notes(self, call: Call) -> None:
-        notes, call.notes = call.notes or [], []
-        for at, text in notes:
-            log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
-
     def stats(self) -> ScheduleStats:
         engine, function = self.pool.engine, self.function
         with engine.lock:
-            function.forget(engine.clock())
-            group, keys = function.group, function.keys.values()
+            keys, limit = function.keys.values(), engine.scheduler.limit
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
-            p50, p95, p99 = map(function.quantiles.at, (0.5, 0.95, 0.99))
             return ScheduleStats(
                 **{name: getattr(function.counters, name) for name in FunctionCounters.__slots__},
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
-                limit=None if group.limit == inf else int(group.limit),
-                rate=min(rates, default=function.options.rate and function.options.rate.size),
+                limit=None if limit == inf else int(limit),
+                rate=min(rates, default=function.options.limit_size),
                 keys=len(keys),
                 open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),
-                p50=p50,
-                p95=p95,
-                p99=p99,
+                p50=function.quantiles.at(0.5),
+                p95=function.quantiles.at(0.95),
+                p99=function.quantiles.at(0.99),
             )
 
     def reset(self) -> None:
         self._replaced.clear()
         engine = self.pool.engine
         engine.apply(lambda now: engine.scheduler.reset(now, self.function))
-
-
-def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
-    mine = member.config.max_concurrency
-    for other in pool.members:
-        theirs = other.config.max_concurrency
-        if mine is not None and theirs is not None and mine != theirs:
-            raise ConfigError(
-                f"{member.name}() and {other.name}() share the pool {member.config.pool!r}, but set max_concurrency={mine} and "
-                f"{theirs}; set it for one of them, or to the same number for both"
-            )
 
 
 class FunctionPool:
@@ -345,7 +312,8 @@ class FunctionPool:
 
     def _make_engine(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
-        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=calls.now)
+        no_backend: Any = AsyncExitStack  # functions send no requests
+        self.engine = Engine(CallScheduler(rng), no_backend, clock=calls.now)
         _ENGINES.add(self.engine)
 
     def _start_over(self) -> object:
@@ -354,16 +322,6 @@ class FunctionPool:
         for member in self.members:
             member.attach()
         return inherited
-
-
-class _NoBackend:
-    """The backend of engines that only call functions. It sends no requests."""
-
-    async def send(self, endpoint: object, call: object) -> NoReturn:
-        raise AssertionError(f"a function was sent over a backend: {endpoint}, {call}")
-
-    async def aclose(self) -> None:
-        """Do nothing."""
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
@@ -485,7 +443,13 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
     """Return the decorated function, which calls the ``ScheduledFunction`` that ``make`` returns."""
     if isinstance(function, staticmethod | classmethod):
         return type(function)(decorate(function.__func__, config=config, make=make))
-    kind = _checked_kind(function)
+    kind, what = kind_of(function), getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function):
+        raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
+    if kind is None:
+        raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
+    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
+        raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
     member = make(function, config, pool_named(config.pool))
     wrapper: Any
     if kind is FunctionKind.AWAITED:
@@ -501,15 +465,3 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
     functools.update_wrapper(wrapper, function)
     wrapper.config, wrapper.stats, wrapper.reset = member.config, member.stats, member.reset
     return wrapper
-
-
-def _checked_kind(function: Any) -> FunctionKind:
-    what = getattr(function, "__qualname__", repr(function))
-    if inspect.isclass(function):
-        raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
-    kind = kind_of(function)
-    if kind is None:
-        raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
-    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
-        raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
-    return kind

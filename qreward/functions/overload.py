@@ -1,13 +1,42 @@
-"""Detects from its status and headers whether an exception means that a server is overloaded, and how long to wait."""
+"""What an exception of a function means: whether the call is tried again, whether a server is overloaded, and how long to wait."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from qreward.codecs import rate_limit_headers
 from qreward.errors import RateLimited
+from qreward.scheduler.functions.state import CallFailure
+
+ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""Exceptions that end tasks and programs. They are never retried."""
+
+
+def is_retried(error: BaseException, options: Any) -> bool | float:
+    """Return whether ``exception_types`` names an exception, or the seconds to wait before the retry."""
+    kinds: Any = options.exception_types
+    if isinstance(kinds, type | tuple):
+        return isinstance(error, kinds) and not isinstance(error, ENDINGS)
+    return kinds(error) if isinstance(error, Exception) else False
+
+
+def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailure:
+    """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
+    overload = overload_of(error)
+    wait = None if overload is None else overload.retry_after
+    again = is_retried(error, options)
+    covered = again is not False
+    if covered and again is not True:
+        again, wait = True, float(again)
+    if overload is not None and overload.should_retry is False:  # the server forbids a retry
+        again = False
+    if wait is not None and not waits:
+        wait = 0.0
+    return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
+
 
 LINKS = 8
 """Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends
@@ -46,39 +75,27 @@ def overload_of(error: BaseException) -> Overload | None:
 
 def _overload_of_one(error: BaseException) -> Overload | None:
     if isinstance(error, ExceptionGroup):
-        found = [overload for each in error.exceptions if (overload := overload_of(each)) is not None]
-        if len(found) < len(error.exceptions):
+        members = [overload for each in error.exceptions if (overload := overload_of(each)) is not None]
+        if len(members) < len(error.exceptions):
             return None
-        waits = [each.retry_after for each in found if each.retry_after is not None]
-        return Overload(max(waits, default=None), False if any(each.should_retry is False for each in found) else None)
+        waits = [each.retry_after for each in members if each.retry_after is not None]
+        return Overload(max(waits, default=None), False if any(each.should_retry is False for each in members) else None)
     plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain and have no status
     if plain or not isinstance(error, Exception):
         return None
-    response = getattr(error, "response", None)
+    holders = error, getattr(error, "response", None)
     if isinstance(error, RateLimited):
         if error.status_code == 402 or (error.attempts and error.attempts[-1].outcome == "quota"):
             return None  # the account is exhausted, so waiting does not help
-    elif _status_of(error, response) not in _OVERLOADED:
-        return None
-    headers = _headers(error, response)
+    else:
+        found = (getattr(holder, name, None) for holder in holders for name in ("status_code", "status"))
+        if next((status for status in found if isinstance(status, int)), None) not in _OVERLOADED:
+            return None
+    all_headers = (getattr(holder, "headers", None) for holder in holders)
+    given: Any = next((each for each in all_headers if isinstance(each, Iterable) and hasattr(each, "items")), {})
+    headers = {str(name).lower(): str(value) for name, value in given.items()}
     seconds: Any = rate_limit_headers.retry_after(headers, time.time())
     if seconds is None:
         own = getattr(error, "retry_after", None)
         seconds = rate_limit_headers.number(str(own)) if isinstance(own, int | float) else None
     return Overload(seconds, rate_limit_headers.should_retry(headers))
-
-
-def _status_of(error: Exception, response: Any) -> int | None:
-    for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
-        if isinstance(status := getattr(holder, name, None), int):
-            return status
-    return None
-
-
-def _headers(error: Exception, response: Any) -> dict[str, str]:
-    """Return the headers of the exception or of its response, with names in lower case."""
-    for holder in (error, response):
-        headers = getattr(holder, "headers", None)
-        if isinstance(headers, Iterable) and hasattr(headers, "items"):
-            return {str(name).lower(): str(value) for name, value in headers.items()}
-    return {}

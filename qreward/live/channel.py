@@ -33,12 +33,8 @@ from qreward.transport.redaction import Secrets
 
 VARIABLE = "QREWARD_LIVE"
 """Environment variable. If it is 1, every client of the process is shown; if it is 0, ``qreward run`` is not shown either."""
-FRESH = 0.5
-"""Seconds for which the document of a request is good enough for the file."""
 FRAMES = 12
 """Number of innermost frames that are shown of a blocked event loop."""
-SECONDS = 60
-"""Number of seconds for which the rate of answers is kept."""
 CHANGES = 20
 """Number of orders that are kept."""
 LONGEST = 65536
@@ -52,9 +48,7 @@ class Channel:
 
     def __init__(self) -> None:
         self._runtimes: dict[int, weakref.ref[Any]] = {}
-        self._rates: deque[float] = deque(maxlen=SECONDS)
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
-        self._answered: int | None = None
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
         self._begin()
@@ -64,7 +58,6 @@ class Channel:
     def _begin(self) -> None:
         self._pid, self._closed, self._troubled = os.getpid(), False, False
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._document: dict[str, Any] = {}  # the last one
         folder = directory()
         self.path, self._file = folder / f"{self._pid}.sock", folder / f"{self._pid}.json"
         self.path.unlink(missing_ok=True)  # of a process that had the same number
@@ -88,7 +81,6 @@ class Channel:
 
     def add(self, runtime: Any) -> None:
         """Show a client until it is closed or dropped."""
-        self._document = {}
         with self._lock:
             if not any(known() is runtime for known in self._runtimes.values()):
                 self._runtimes[max(self._runtimes, default=0) + 1] = weakref.ref(runtime)
@@ -105,7 +97,7 @@ class Channel:
         """Return what is known about this process. Times are in seconds; ``at`` and ``started`` are those of the wall clock."""
         clients = {str(number): runtime.look.take() for number, runtime in self.runtimes().items()}
         late = {loop.thread: loop.lag for client in clients.values() for loop in client.loops if loop.blocked}
-        self._document = {
+        return {
             "version": VERSION,
             "pid": self._pid,
             "program": _program(),
@@ -114,10 +106,8 @@ class Channel:
             "ended": self._closed,
             "clients": {number: client.model_dump(mode="json") for number, client in clients.items()},
             "blocked": [{"seconds": lag, "stack": list(_stack_of(thread))} for thread, lag in late.items()],
-            "rates": list(self._rates),
             "changes": list(self._changes),
         }
-        return self._document
 
     def order(self, body: bytes) -> list[str]:
         """Carry out an order. Returns what it does. Raises ``ConfigError``."""
@@ -154,11 +144,7 @@ class Channel:
                 _log.warning("the state of this process could not be written (logged once)", exc_info=True)
 
     def _write_now(self) -> None:
-        fresh = self._document.get("at", 0.0) > time.time() - FRESH and not self._closed
-        document = self._document if fresh else self.document()
-        answered = sum(each["totals"]["answered"] for each in document["clients"].values())
-        self._rates.append(max(0, answered - (answered if self._answered is None else self._answered)))
-        self._answered = answered
+        document = self.document()
         if document["clients"]:
             self._clients = document["clients"]
         elif self._closed:  # a program that fails closes its clients first

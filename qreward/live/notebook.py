@@ -32,7 +32,7 @@ class LiveView:
         self._channel.listeners.append(self._update)
 
     def _blocks(self, document: dict[str, Any]) -> list[view.Block]:
-        return list(view.blocks([Process(document["pid"], "running", document)], view.Shown()))
+        return list(view.blocks([Process(document["pid"], "running", document)]))
 
     def _update(self, document: dict[str, Any]) -> None:
         runtime = self._runtime()

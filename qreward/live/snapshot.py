@@ -131,18 +131,10 @@ class Snapshot(_Part):
     why: list[str] = Field(description="one sentence for each kind of work that waits")
 
 
-COUNTS = [
-    "sent",
-    "rejected",
-    "failed",
-    "server_errors",
-    "retried",
-    "hedged",
-    "cancelled",
-    "prompt_tokens",
-    "output_tokens",
-    "cached_tokens",
-]
+COUNTS = (
+    "sent", "rejected", "failed", "server_errors", "retried", "hedged", "cancelled", "prompt_tokens", "output_tokens", "cached_tokens",
+)  # fmt: skip
+"""Counts of an endpoint that are fields of its tally."""
 
 
 class SnapshotMaker:
@@ -210,7 +202,19 @@ class SnapshotMaker:
             rates = self._rates(now, sources)
             endpoints = [self._endpoint(now, source, *rates[source.name]) for source in sources]
             explained = [(pool, explain(now, pool)) for pool in self.pools()]
-            models = [_model(now, pool, why) for pool, why in explained]
+            models = [
+                ModelSnapshot(
+                    route=why.route,
+                    models=sorted(pool.models),
+                    waiting=why.waiting,
+                    in_flight=why.in_flight,
+                    state=why.code,
+                    why=why.text,
+                    eta=pool.done_in(now, why.waiting),
+                    endpoints=[source.name for source in pool.sources],
+                )
+                for pool, why in explained
+            ]
         batches = [waiter for driver in drivers for waiter in list(driver.waiters) if isinstance(waiter, BatchWaiter)]
         loops = [LoopSnapshot(thread=each.thread, lag=(lag := each.lag()), blocked=lag >= BLOCKED) for each in drivers]
         sums = {name: sum(getattr(each, name) for each in endpoints) for name in Totals.model_fields}
@@ -270,16 +274,3 @@ class SnapshotMaker:
             name: (max(0, ok - before.get(name, (0, 0))[0]) / passed, max(0, tokens - before.get(name, (0, 0))[1]) / passed)
             for name, (ok, tokens) in counts.items()
         }
-
-
-def _model(now: float, pool: Pool, why: Explanation) -> ModelSnapshot:
-    return ModelSnapshot(
-        route=why.route,
-        models=sorted(pool.models),
-        waiting=why.waiting,
-        in_flight=why.in_flight,
-        state=why.code,
-        why=why.text,
-        eta=pool.done_in(now, why.waiting),
-        endpoints=[source.name for source in pool.sources],
-    )

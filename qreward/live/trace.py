@@ -15,12 +15,6 @@ from qreward.scheduler.outcome import Outcome
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, Task
-from qreward.scheduler.why import route_of, waiting_in
-
-COUNTED_EVERY = 0.05
-"""Minimum number of seconds between two points of the counters of one endpoint."""
-QUEUES = 1
-"""Number of the process that has the counters of the routes. Endpoints have higher numbers."""
 
 
 class _Lanes:
@@ -30,7 +24,6 @@ class _Lanes:
         self.process = process
         self.free: list[int] = []
         self.ends: list[float] = []  # when the last attempt of each slot ended
-        self.counted_at = 0.0
 
 
 class Trace:
@@ -46,7 +39,7 @@ class Trace:
         self._running: dict[Attempt, tuple[int, float, float | None]] = {}  # lane, beginning, and time of the first chunk
         self._began = engine.clock()
         self._file.write("[")
-        self._write(self._named("process_name", QUEUES, 0, "queues"), first=True)
+        self._separator = "\n"
         engine.add_watcher(self)
 
     def __enter__(self) -> Self:
@@ -78,7 +71,6 @@ class Trace:
             lane = heappop(lanes.free)
             # the event that made room was reported a moment after this attempt had been sent
             self._running[attempt] = lane, max(attempt.sent_at, lanes.ends[lane]), None
-        self._count(attempt, lanes, attempt.sent_at)
 
     def first(self, attempt: Attempt, now: float) -> None:
         if attempt in self._running:
@@ -99,30 +91,15 @@ class Trace:
             name = " ".join((model_of(attempt.task), *([kind] if kind != "original" else []), *([result] if result != "won" else [])))
             times = {"ts": self._micros(begun), "dur": self._micros(now) - self._micros(begun)}
             self._write({"ph": "X", "name": name, "cat": kind, "pid": lanes.process, "tid": lane + 1, **times, "args": about})
-        self._count(attempt, lanes, now)
 
-    def gaps(self, *_: object) -> None: ...
     def done(self, *_: object) -> None: ...
 
     # the file
 
-    def _count(self, attempt: Attempt, lanes: _Lanes, now: float) -> None:
-        if now < lanes.counted_at + COUNTED_EVERY:
-            return
-        lanes.counted_at = now
-        source, pool = attempt.source, attempt.task.pool
-        with self._engine.lock:
-            waiting = waiting_in(pool)
-        with self._lock:
-            counts = {"in flight": source.inflight, "limit": source.window.limit}
-            self._write({"ph": "C", "name": "in flight, limit", "pid": lanes.process, "ts": self._micros(now), "args": counts})
-            name = f"waiting for {route_of(pool)}"
-            self._write({"ph": "C", "name": name, "pid": QUEUES, "ts": self._micros(now), "args": {"items": waiting}})
-
     def _lanes_of(self, source: Source) -> _Lanes:
         lanes = self._lanes.get(source.name)
         if lanes is None:
-            lanes = self._lanes[source.name] = _Lanes(QUEUES + 1 + len(self._lanes))
+            lanes = self._lanes[source.name] = _Lanes(1 + len(self._lanes))
             self._write(self._named("process_name", lanes.process, 0, source.name))
         return lanes
 
@@ -133,6 +110,7 @@ class Trace:
     def _micros(self, at: float) -> int:
         return max(0, round(1e6 * (at - self._began)))
 
-    def _write(self, event: dict[str, Any], *, first: bool = False) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
         if not self._file.closed:
-            self._file.write(f"{'' if first else ','}\n{json.dumps(event, separators=(',', ':'))}")
+            self._file.write(f"{self._separator}{json.dumps(event, separators=(',', ':'))}")
+            self._separator = ",\n"

@@ -1,24 +1,23 @@
-"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become lines or HTML."""
+"""What ``ps``, ``top`` and notebooks show: blocks of text and tables, which become lines or HTML."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
 from qreward.live.directory import Process
-from qreward.notebook.render import Column, frame, number, seconds, table
+from qreward.notebook.render import frame, number, seconds, table
 
 NONE = "no program shows itself; start one with QREWARD_LIVE=1, or call client.live() in it"
-WORDS = {"program", "state", "endpoint", "now", "limit because", "last 30 s"}
+WORDS = {"program", "state", "endpoint", "now", "limit because"}
 """Columns with words; all others hold numbers."""
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 30
-"""Number of seconds in a sparkline, and of characters in the reason of a pause."""
+"""Number of characters that are shown of the reason of a pause."""
 MOST_CHANGES = 3
 """Number of latest orders that are shown."""
 
@@ -29,41 +28,11 @@ def as_json(found: Iterable[Process]) -> str:
 
 
 class Block(NamedTuple):
-    """A line, or a table if it has heads. ``style`` is ``bold``, ``red`` or ``""``."""
+    """A line, or a table if it has rows. ``style`` is ``bold``, ``red`` or ``""``."""
 
     text: str = ""
     style: str = ""
-    heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-
-
-@dataclass
-class Shown:
-    """What the user has chosen to see."""
-
-    sort: str = "name"
-    only_bad: bool = False
-
-    def take(self, key: str) -> bool:
-        """Apply a key. Returns False if it ends the display."""
-        if key == "s":
-            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        elif key == "e":
-            self.only_bad = not self.only_bad
-        return key != "q"
-
-    def endpoints(self, found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        kept = [each for each in found if not self.only_bad or each["state"] != "ready" or each["failed"] or each["rejected"]]
-        return sorted(kept, key=lambda each: each["name"] if self.sort == "name" else -(each[self.sort] or 0))
-
-
-SORTS = ("name", "in_flight", "p95", "rejected", "failed")
-
-
-def sparkline(rates: Sequence[float]) -> str:
-    """Return one bar for each of the last ``WIDTH`` rates. A rate above 0 is never the lowest bar."""
-    most = max(rates, default=0) or 1
-    return "".join(BARS[-int(-7 * rate // most)] for rate in rates[-WIDTH:])
+    rows: Sequence[Mapping[str, str]] = ()
 
 
 def _since(at: float) -> str:
@@ -82,7 +51,6 @@ def _state(process: Process) -> str:
 
 def _head(process: Process) -> dict[str, str]:
     document = process.document
-    rates = document.get("rates", [])
     totals = [client["totals"] for client in document.get("clients", {}).values()]
     counts = {words: number(sum(int(each[name]) for each in totals)) for words, name in COUNTED.items()}
     return {
@@ -91,21 +59,19 @@ def _head(process: Process) -> dict[str, str]:
         "state": _state(process),
         "age": _since(document["started"]) if document else "",
         **counts,
-        "/s": number(rates[-1] if rates else 0),
-        "last 30 s": sparkline(rates),
+        "/s": number(sum(each["answers_per_second"] for each in totals)),
     }
 
 
 COUNTED = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered"}
 
 
-def listed(processes: Iterable[Process]) -> Iterator[Block]:
-    """Yield the table of ``qreward ps``."""
-    rows = [_head(each) for each in processes]
-    yield Block(heads=list(rows[0]), rows=[list(row.values()) for row in rows])
+def listed(processes: Iterable[Process]) -> Block:
+    """Return the table of ``qreward ps``."""
+    return Block(rows=[_head(each) for each in processes])
 
 
-def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
+def blocks(processes: Sequence[Process]) -> Iterator[Block]:
     """Yield what ``qreward top`` shows."""
     if not processes:
         yield Block(NONE)
@@ -113,18 +79,18 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
         document = process.document
         head = _head(process)
         words = [f"{head['pid']} {head['program']}", head["state"], f"{head['waiting']} wait"]
-        words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s {head['last 30 s']}"]
+        words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s"]
         yield Block("  ".join(words), "bold" if process.state == "running" else "red")
         for each in document.get("blocked", []):
             yield from (Block(f"    {place}", "red") for place in each["stack"])
         for client in document.get("clients", {}).values():
-            yield from _client(client, shown)
+            yield from _client(client)
         for change in document.get("changes", [])[-MOST_CHANGES:]:
             why = f" ({change['reason']})" if change["reason"] else ""
             yield Block(f"  {_since(change['at'])} ago: {change['action']}{why}: {'; '.join(change['effects'])}")
 
 
-def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
+def _client(client: Mapping[str, Any]) -> Iterator[Block]:
     yield from (Block(f"  {why}", "red") for why in client["why"])
     for model in client["models"]:
         if model["eta"] is not None and model["waiting"]:
@@ -134,10 +100,8 @@ def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
         of = "" if batch["total"] is None else f" of {number(batch['total'])}"
         failed = f", {number(batch['failed'])} failed" if batch["failed"] else ""
         yield Block(f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}")
-    endpoints = shown.endpoints(client["endpoints"])
-    columns = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(each) for each in endpoints])}
-    if columns:
-        yield Block(heads=list(columns), rows=list(zip(*columns.values(), strict=True)))
+    if endpoints := sorted(client["endpoints"], key=itemgetter("name")):
+        yield Block(rows=[{name: cell(each) for name, cell in COLUMNS.items()} for each in endpoints])
 
 
 def _state_of(endpoint: Mapping[str, Any]) -> str:
@@ -181,15 +145,15 @@ STYLES = {"bold": "1", "red": "31"}
 def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:
     """Yield lines of text, without characters that a terminal would carry out, but for the styles."""
     for block in shown:
-        if not block.heads:
+        if not block.rows:
             text = _printable(block.text)
             yield f"\x1b[{STYLES[block.style]}m{text}\x1b[0m" if styled and block.style else text
             continue
-        rows = [block.heads, *block.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        heads = [head for head in block.rows[0] if any(row[head] for row in block.rows)]
+        rows = [dict(zip(heads, heads, strict=True)), *block.rows]
+        widths = {head: max(len(row[head]) for row in rows) for head in heads}
         for row in rows:
-            aligned = zip(block.heads, row, widths, strict=True)
-            cells = (cell.ljust(width) if head in WORDS else cell.rjust(width) for head, cell, width in aligned)
+            cells = (row[head].ljust(widths[head]) if head in WORDS else row[head].rjust(widths[head]) for head in heads)
             yield _printable(f"  {'  '.join(cells)}".rstrip())
 
 
@@ -200,15 +164,11 @@ def _printable(text: str) -> str:
 def html(shown: Iterable[Block]) -> str:
     """Return HTML, in which all texts are escaped."""
     look = {"bold": "font-weight:600;margin-top:1em", "red": "color:#e5534b", "": ""}
-    parts = []
-    for block in shown:
-        if block.heads:
-            cells = [Column(head, head, _cell(at), head in WORDS) for at, head in enumerate(block.heads)]
-            parts.append(table(cells, block.rows))
-        else:
-            parts.append(f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>')
-    return frame(*parts)
-
-
-def _cell(at: int) -> Callable[[Sequence[str]], str]:
-    return lambda row: escape(row[at])
+    return frame(
+        *(
+            table(block.rows, WORDS)
+            if block.rows
+            else f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>'
+            for block in shown
+        )
+    )

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from qreward import options
 from qreward.engine.portal import portal
-from qreward.errors import ConfigError
+from qreward.engine.streams import StreamRestarted
+from qreward.errors import ConfigError, StreamInterrupted
 from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
-from qreward.notebook.state import AnswerPhase, LiveAnswer, LiveBatch
 from qreward.progress import is_notebook
-from qreward.results import BatchResult
+from qreward.results import BatchResult, Result
 from qreward.streaming.handles import BatchStream, Stream
 from qreward.streaming.sync import SyncBatchStream, SyncStream
 
@@ -34,91 +35,145 @@ MOST_ERROR = 600
 INTERVAL = 0.1
 """Seconds between two updates of the display. People cannot read faster, and a browser has little work."""
 
-_COLOURS = {
-    AnswerPhase.DONE: "#2da44e",
-    AnswerPhase.INTERRUPTED: "#e5534b",
-    AnswerPhase.FAILED: "#e5534b",
-    AnswerPhase.STOPPED: "#bf8700",
-}  # on white and black
+_COLOURS = {"done": "#2da44e", "interrupted": "#e5534b", "failed": "#e5534b", "stopped": "#bf8700"}  # on white and black
 _PRE = (
     "margin:4px 0 0;padding:0;border:0;background:none;color:inherit;font:inherit;"
     "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 )
 
-# texts
+# what is shown
 
 
-def answer_html(answer: LiveAnswer, now: float) -> str:
-    text = answer.text if answer.ended is not None else _tail(answer.text, LIVE_TEXT)
-    return frame(_card(answer.phase, answer, _answer_facts(answer, now), text, "max-height:40em;overflow:auto"))
+def _phase_of(error: BaseException | None) -> str:
+    if error is None:
+        return "done"
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+        return "stopped"
+    return "interrupted" if isinstance(error, StreamInterrupted) else "failed"
 
 
-def answer_plain(answer: LiveAnswer, now: float) -> str:
-    return "\n".join(part for part in (answer.text, summary(answer, now)) if part)
+def _error_text(error: BaseException | None) -> str:
+    return "" if error is None or _phase_of(error) == "stopped" else f"{type(error).__name__}: {error}"
 
 
-def summary(answer: LiveAnswer, now: float) -> str:
-    return _bracketed(answer.phase, *_answer_facts(answer, now), clip(answer.error, MOST_ERROR))
+@dataclass(slots=True)
+class LiveAnswer:
+    """One streamed answer. Times are in seconds on the caller's clock, and None if unknown.
+
+    ``phase`` is waiting, streaming, done, interrupted, failed or stopped. ``timed`` is False if part of the stream was read before, and
+    ``read`` returns the text of a stream that keeps it.
+    """
+
+    began: float
+    timed: bool = True
+    read: Callable[[], str] | None = None
+    phase: str = "waiting"
+    pieces: list[str] = field(default_factory=list)
+    count: int = 0
+    first: float | None = None
+    last: float | None = None
+    ended: float | None = None
+    reported_tokens: int | None = None
+    endpoint: str = ""
+    restarts: int = 0
+    restart_reason: str = ""
+    error: str = ""
+
+    def add(self, event: str | StreamRestarted, now: float) -> None:
+        if isinstance(event, StreamRestarted):
+            self.phase, self.first, self.last, self.count = "waiting", None, None, 0
+            self.restarts += 1
+            self.restart_reason = _error_text(event.error)
+            self.pieces.clear()
+            return
+        self.phase, self.last = "streaming", now
+        self.first = now if self.first is None else self.first
+        self.count += 1
+        if self.read is None:
+            self.pieces.append(event)
+
+    def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
+        """Record the end. The text received so far is kept."""
+        self.phase, self.error, self.ended = _phase_of(error), _error_text(error), now
+        if result is not None:
+            self.endpoint = result.endpoint or ""
+            self.reported_tokens = result.usage.completion_tokens if result.usage else None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces) if self.read is None else self.read()
+
+    def facts(self, now: float) -> list[str]:
+        """Return endpoint, time, time to the first token, tokens and their rate. Before the server reports tokens, pieces are counted."""
+        tokens = self.count if self.reported_tokens is None else self.reported_tokens
+        about = "about " if self.reported_tokens is None else ""
+        first, rate = "", ""
+        if self.timed and self.first is not None and self.last is not None:
+            first = f"first token after {seconds(self.first - self.began)}"
+            if self.last > self.first:  # the tokens of the first piece do not count
+                rate = f"{number(tokens * (self.count - 1) / self.count / (self.last - self.first))} tokens/s"
+        count = f"{about}{number(tokens)} token{'' if tokens == 1 else 's'}" if tokens else ""
+        return [self.endpoint, _elapsed(self, now), first, count, rate, _restarts(self.restarts)]
 
 
-def answers_html(batch: LiveBatch, now: float) -> str:
-    cards = "".join(_small_card(index, batch.answers[index]) for index in batch.places)
-    grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
-    more = f"<div>and {number(batch.hidden)} more that {'is' if batch.hidden == 1 else 'are'} not shown</div>" if batch.hidden else ""
-    return frame(f"<b>{facts(_batch_facts(batch, now))}</b>", grid, more, _error(batch.error))
+@dataclass(slots=True)
+class LiveBatch:
+    """The streamed answers of a batch. At most ``most`` of them have a place in the display; an answer that begins takes that of one that
+    has ended. Answers without a place are dropped when they end."""
 
+    began: float
+    most: int
+    places: list[int] = field(default_factory=list)
+    answers: dict[int, LiveAnswer] = field(default_factory=dict)
+    phases: Counter[str] = field(default_factory=Counter)
+    restarts: int = 0
+    pieces: int = 0
+    last: float | None = None
+    ended: float | None = None
+    error: str = ""
 
-def answers_plain(batch: LiveBatch, now: float) -> str:
-    return _bracketed(*_batch_facts(batch, now), clip(batch.error, MOST_ERROR))
+    def add(self, indexed: tuple[int, str | StreamRestarted | Result[Any]], now: float) -> None:
+        index, event = indexed
+        answer = self.answers.setdefault(index, LiveAnswer(self.began))
+        if index not in self.places:
+            free = next((place for place, other in enumerate(self.places) if self.answers[other].ended is not None), None)
+            if not self.most or len(self.places) < self.most:
+                self.places.append(index)
+            elif free is not None:
+                del self.answers[self.places[free]]
+                self.places[free] = index
+        if isinstance(event, Result):
+            answer.end(event, event.error, now)
+            self.phases[answer.phase] += 1
+            if index not in self.places:
+                del self.answers[index]
+            return
+        answer.add(event, now)
+        if isinstance(event, str):
+            self.pieces, self.last = self.pieces + 1, now
+        else:
+            self.restarts += 1
 
+    def end(self, _: Result[Any] | None, error: BaseException | None, now: float) -> None:
+        """Record the end of the batch, and sort the places by index. Answers that are still being streamed count as stopped."""
+        self.ended, self.error = now, _error_text(error)
+        self.places.sort()
+        for answer in self.answers.values():
+            if answer.ended is None:
+                answer.end(None, asyncio.CancelledError(), now)
+                self.phases["stopped"] += 1
 
-def _bracketed(*parts: str) -> str:
-    return f"[{' · '.join(part for part in parts if part)}]"
-
-
-def _answer_facts(answer: LiveAnswer, now: float) -> list[str]:
-    first = "" if answer.wait is None else f"first token after {seconds(answer.wait)}"
-    return [answer.endpoint or "", _elapsed(answer, now), first, *_volume(answer), _restarts(answer.restarts)]
-
-
-def _batch_facts(batch: LiveBatch, now: float) -> list[str]:
-    return [
-        f"{number(batch.phases[AnswerPhase.DONE])} done",
-        f"{number(batch.live)} under way" if batch.ended is None else "",
-        *(f"{number(count)} {phase}" for phase, count in sorted(batch.phases.items()) if phase is not AnswerPhase.DONE),
-        _elapsed(batch, now),
-        "" if batch.rate is None else f"{number(batch.rate)} tokens/s",
-        _restarts(batch.restarts),
-    ]
-
-
-def _small_card(index: int, answer: LiveAnswer) -> str:
-    text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
-    first = "" if answer.wait is None else f"first token at {seconds(answer.wait)}"
-    took = "" if answer.latency is None else f"took {seconds(answer.latency)}"
-    parts = [answer.endpoint or "", first, took, *_volume(answer), _restarts(answer.restarts)]
-    return _card(f"#{index} {answer.phase}", answer, parts, text, "")
-
-
-def _card(title: str, answer: LiveAnswer, parts: list[str], text: str, limit: str) -> str:
-    colour = _COLOURS.get(answer.phase, LINE)
-    style = f"border:1px solid {LINE};border-left:4px solid {colour};border-radius:4px;padding:6px 10px;min-width:0"
-    body = f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else ""
-    if not text and answer.phase is AnswerPhase.DONE:
-        body = "<div><i>no text</i></div>"
-    restarted = f"it began anew after {answer.restart_reason}" if answer.restart_reason else ""
-    head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(parts)}</span>'
-    return f'<div style="{style}"><div>{head}</div>{body}{_error(answer.error)}{_error(restarted)}</div>'
-
-
-def _error(text: str) -> str:
-    return f'<div style="margin-top:4px;overflow-wrap:anywhere"><i>{escape(clip(text, MOST_ERROR))}</i></div>' if text else ""
-
-
-def _volume(answer: LiveAnswer) -> list[str]:
-    about = "" if answer.reported_tokens is not None else "about "
-    count = f"{about}{number(answer.tokens)} token{'' if answer.tokens == 1 else 's'}"
-    return [count if answer.tokens else "", "" if answer.rate is None else f"{number(answer.rate)} tokens/s"]
+    def facts(self, now: float) -> list[str]:
+        live = sum(answer.ended is None for answer in self.answers.values())
+        rate = self.pieces / (self.last - self.began) if self.last is not None and self.last > self.began else None
+        return [
+            f"{number(self.phases['done'])} done",
+            f"{number(live)} under way" if self.ended is None else "",
+            *(f"{number(count)} {phase}" for phase, count in sorted(self.phases.items()) if phase != "done"),
+            _elapsed(self, now),
+            "" if rate is None else f"{number(rate)} tokens/s",
+            _restarts(self.restarts),
+        ]
 
 
 def _elapsed(state: LiveAnswer | LiveBatch, now: float) -> str:
@@ -129,14 +184,64 @@ def _restarts(count: int) -> str:
     return "" if not count else "restarted once" if count == 1 else f"restarted {count} times"
 
 
+# texts
+
+
+def answer_html(answer: LiveAnswer, now: float) -> str:
+    text = answer.text if answer.ended is not None else _tail(answer.text, LIVE_TEXT)
+    return frame(_card(answer.phase, answer, now, text, "max-height:40em;overflow:auto"))
+
+
+def answer_plain(answer: LiveAnswer, now: float) -> str:
+    return "\n".join(part for part in (answer.text, summary(answer, now)) if part)
+
+
+def summary(answer: LiveAnswer, now: float) -> str:
+    return _bracketed(answer.phase, *answer.facts(now), clip(answer.error, MOST_ERROR))
+
+
+def answers_html(batch: LiveBatch, now: float) -> str:
+    cards = ""
+    for index in batch.places:
+        answer = batch.answers[index]
+        text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
+        cards += _card(f"#{index} {answer.phase}", answer, now, text, "")
+    grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
+    ended_without_place = batch.phases.total() - sum(batch.answers[index].ended is not None for index in batch.places)
+    hidden = ended_without_place + len(batch.answers.keys() - batch.places)
+    more = f"<div>and {number(hidden)} more that {'is' if hidden == 1 else 'are'} not shown</div>" if hidden else ""
+    return frame(f"<b>{facts(batch.facts(now))}</b>", grid, more, _error(batch.error))
+
+
+def answers_plain(batch: LiveBatch, now: float) -> str:
+    return _bracketed(*batch.facts(now), clip(batch.error, MOST_ERROR))
+
+
+def _bracketed(*parts: str) -> str:
+    return f"[{' · '.join(part for part in parts if part)}]"
+
+
+def _card(title: str, answer: LiveAnswer, now: float, text: str, limit: str) -> str:
+    colour = _COLOURS.get(answer.phase, LINE)
+    style = f"border:1px solid {LINE};border-left:4px solid {colour};border-radius:4px;padding:6px 10px;min-width:0"
+    body = f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else ""
+    if not text and answer.phase == "done":
+        body = "<div><i>no text</i></div>"
+    restarted = f"it began anew after {answer.restart_reason}" if answer.restart_reason else ""
+    head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(answer.facts(now))}</span>'
+    return f'<div style="{style}"><div>{head}</div>{body}{_error(answer.error)}{_error(restarted)}</div>'
+
+
+def _error(text: str) -> str:
+    return f'<div style="margin-top:4px;overflow-wrap:anywhere"><i>{escape(clip(text, MOST_ERROR))}</i></div>' if text else ""
+
+
 def _tail(text: str, most: int) -> str:
     return text if len(text) <= most else f"({len(text) - most:,} characters before) …{text[-most:]}"
 
 
 # views
 
-P = TypeVar("P")
-R = TypeVar("R")
 S = TypeVar("S")
 View = Callable[[S, float], None]
 """Function that shows a state at a given time. The last call shows the final state, whose ``ended`` is set."""
@@ -159,55 +264,31 @@ class Cell(Generic[S]):
         self._shown = page
 
 
-class Script:
-    """Writes the text of one answer as it arrives, and a summary line at its end."""
+def _printed(text: Callable[[S, float], str]) -> View[S]:
+    """Return a view that prints a text once, at the end."""
 
-    def __init__(self) -> None:
-        self._written = self._restarts = 0
+    def view(state: S, now: float) -> None:
+        if getattr(state, "ended", None) is not None and sys.stdout is not None:
+            sys.stdout.write(f"{text(state, now)}\n")
 
-    def __call__(self, answer: LiveAnswer, now: float) -> None:
-        if answer.restarts != self._restarts:
-            _write(f"\n[the answer begins anew after {answer.restart_reason}]\n")
-            self._written, self._restarts = 0, answer.restarts
-        text = answer.text
-        _write(text[self._written :])
-        self._written = len(text)
-        if answer.ended is not None:
-            _write(f"\n{summary(answer, now)}\n")
-
-
-def print_answer(index: int, answer: LiveAnswer) -> None:
-    """Print an answer of a batch. It is printed only after it has ended, because several growing texts cannot be printed at once."""
-    _write(f"#{index} {answer.text}\n   {summary(answer, answer.ended or 0.0)}\n")
-
-
-def print_end(batch: LiveBatch, now: float) -> None:
-    if batch.ended is not None:
-        _write(f"{answers_plain(batch, now)}\n")
-
-
-def _write(text: str) -> None:
-    if text and sys.stdout is not None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    return view
 
 
 # reading and showing
 
 
 @overload
-def show(stream: Stream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion]: ...
+def show(stream: Stream) -> Coroutine[Any, Any, ChatCompletion]: ...
 @overload
-def show(stream: SyncStream, *, clock: Callable[[], float] = monotonic) -> ChatCompletion: ...
-def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
+def show(stream: SyncStream) -> ChatCompletion: ...
+def show(stream: Stream | SyncStream) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
     """Show a streamed answer as it arrives, with its endpoint, time to first token, tokens per second, and outcome.
 
-    The display is updated at most ten times a second, and once at the end. Outside a notebook, the text is printed as it arrives.
+    The display is updated at most ten times a second, and once at the end. Outside a notebook, the text is printed at the end.
 
     Args:
         stream: the stream, which is read to its end. For a ``Stream``, await the return value. For a ``SyncStream``, the call blocks
             until the stream ends.
-        clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
         The complete answer.
@@ -224,30 +305,27 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     inner = stream._async if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
-    answer = LiveAnswer(clock(), not inner.text, lambda: inner.text)
-    view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else Script()
-    return _run(follow, inner, answer, view, clock, blocks=inner is not stream)
+    answer = LiveAnswer(monotonic(), not inner.text, lambda: inner.text)
+    view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else _printed(answer_plain)
+    return _run(inner, answer, view, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
 @overload
-def show_batch(
-    stream: BatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
-) -> Coroutine[Any, Any, BatchResult[ChatCompletion]]: ...
+def show_batch(stream: BatchStream, *, cards: int = 12) -> Coroutine[Any, Any, BatchResult[ChatCompletion]]: ...
 @overload
-def show_batch(stream: SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic) -> BatchResult[ChatCompletion]: ...
+def show_batch(stream: SyncBatchStream, *, cards: int = 12) -> BatchResult[ChatCompletion]: ...
 def show_batch(
-    stream: BatchStream | SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
+    stream: BatchStream | SyncBatchStream, *, cards: int = 12
 ) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
     """Show the answers of a batch as they arrive, as a grid of cards. See :func:`show`.
 
-    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook, each answer is printed when it
-    has ended.
+    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook, only the counts are printed, at the
+    end.
 
     Args:
         stream: the stream, which is read to its end. For a ``BatchStream``, await the return value. For a ``SyncBatchStream``, the call
             blocks until the stream ends.
         cards: maximum number of answers that are shown at once; 0 for no limit. At most 400 characters of each answer are shown.
-        clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
         All results in the order of the input, including the results of failed items.
@@ -263,74 +341,39 @@ def show_batch(
     inner = stream._async if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
-    batch = LiveBatch(clock(), options.count("cards", cards))
-    view: View[LiveBatch] = Cell(answers_html, answers_plain)
-    if not is_notebook():
-        batch.on_end, view = print_answer, print_end
-    return _run(follow_batch, inner, batch, view, clock, blocks=inner is not stream)
+    batch = LiveBatch(monotonic(), options.count("cards", cards))
+    view: View[LiveBatch] = Cell(answers_html, answers_plain) if is_notebook() else _printed(answers_plain)
+    return _run(inner, batch, view, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
-@contextmanager
-def redrawn(draw: Callable[[], None]) -> Iterator[None]:
-    """Call ``draw`` on entry, at intervals, and on exit."""
+def _run(stream: Stream | BatchStream, state: Any, view: View[Any], *, blocks: bool) -> Any:
+    """Return the coroutine that reads and shows a stream. If ``blocks`` is True, run it in the portal's loop and return its result."""
+    if not blocks:
+        return _follow(stream, state, view)
+    view(state, monotonic())
+    return portal().call(_follow, stream, state, view)
+
+
+async def _follow(stream: Stream | BatchStream, state: Any, view: View[Any]) -> Any:
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
     def tick() -> None:
         nonlocal timer
-        draw()
+        view(state, monotonic())
         timer = loop.call_later(INTERVAL, tick)
 
     tick()
+    error: BaseException | None = None
     try:
-        yield
+        async for event in stream.events():
+            state.add(event, monotonic())
+    except BaseException as problem:
+        error = problem
+        raise
     finally:
+        state.end(stream.result if isinstance(stream, Stream) else None, error, monotonic())
         if timer is not None:
             timer.cancel()
-        draw()
-
-
-async def follow(stream: Stream, answer: LiveAnswer, draw: Callable[[], None], clock: Callable[[], float]) -> ChatCompletion:
-    with redrawn(draw):
-        try:
-            async for event in stream.events():
-                answer.add(event, clock())
-        except BaseException as error:
-            answer.end(stream.result, error, clock())
-            raise
-        answer.end(stream.result, None, clock())
-    return await stream.final()
-
-
-async def follow_batch(
-    stream: BatchStream, batch: LiveBatch, draw: Callable[[], None], clock: Callable[[], float]
-) -> BatchResult[ChatCompletion]:
-    with redrawn(draw):
-        try:
-            async for index, event in stream.events():
-                batch.add(index, event, clock())
-        except BaseException as error:
-            batch.end(error, clock())
-            raise
-        batch.end(None, clock())
-    return await stream.results()
-
-
-def _run(
-    follow: Callable[[P, S, Callable[[], None], Callable[[], float]], Coroutine[Any, Any, R]],
-    stream: P,
-    state: S,
-    view: View[S],
-    clock: Callable[[], float],
-    *,
-    blocks: bool,
-) -> Coroutine[Any, Any, R] | R:
-    """Call ``follow`` and return its coroutine. If ``blocks`` is True, run it in the portal's event loop and return its result."""
-
-    def draw() -> None:
-        view(state, clock())
-
-    if not blocks:
-        return follow(stream, state, draw, clock)
-    draw()
-    return portal().call(follow, stream, state, draw, clock)
+        view(state, monotonic())
+    return await (stream.final() if isinstance(stream, Stream) else stream.results())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
-    from qreward.results import BatchResult, BatchStats, EndpointState, EndpointStats
+    from qreward.results import BatchResult, BatchStats, EndpointStats
 
 MOST_ROWS = 50
 """Maximum number of rows of a table. The number of omitted rows is shown below the table."""
@@ -43,28 +43,27 @@ def frame(*content: str) -> str:
     return f'<div class="tex2jax_ignore mathjax_ignore" style="color:inherit;font-size:13px;line-height:1.5">{"".join(content)}</div>'
 
 
-class Column(NamedTuple):
-    """A column of a table."""
+def table(rows: Sequence[Mapping[str, str]], words: Collection[str] = ()) -> str:
+    """Return a table of the first ``MOST_ROWS`` rows, in which all texts are escaped; ``""`` without rows.
 
-    name: str
-    means: str
-    cell: Callable[[Any], str]
-    words: bool = False
-
-    def html(self, tag: str, content: str) -> str:
-        layout = "text-align:left" if self.words else "text-align:right;white-space:nowrap"
-        return f'<{tag} style="{layout};padding:2px 6px;border-bottom:1px solid {LINE}">{content}</{tag}>'
-
-
-def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
-    """Return a table of the first ``MOST_ROWS`` rows. Columns in which all cells are empty are left out."""
+    The keys of the first row are the heads. Columns in which all cells are empty are left out. Those in ``words`` are aligned to the left.
+    """
+    if not rows:
+        return ""
     shown = rows[:MOST_ROWS]
-    kept = [(column, cells) for column in columns if any(cells := [column.cell(row) for row in shown])]
-    head = "".join(column.html("th", f'<span title="{escape(column.means)}">{escape(column.name)}</span>') for column, _ in kept)
-    lines = "".join(f"<tr>{''.join(column.html('td', cells[at]) for column, cells in kept)}</tr>" for at in range(len(shown)))
+    heads = [head for head in shown[0] if any(row[head] for row in shown)]
+
+    def line(tag: str, cells: Iterable[tuple[str, str]]) -> str:
+        def cell(head: str, text: str) -> str:
+            layout = "text-align:left" if head in words else "text-align:right;white-space:nowrap"
+            return f'<{tag} style="{layout};padding:2px 6px;border-bottom:1px solid {LINE}">{escape(text)}</{tag}>'
+
+        return f"<tr>{''.join(cell(head, text) for head, text in cells)}</tr>"
+
+    lines = line("th", ((head, head) for head in heads)) + "".join(line("td", ((head, row[head]) for head in heads)) for row in shown)
     more = f"<div>and {len(rows) - MOST_ROWS:,} more</div>" if len(rows) > MOST_ROWS else ""
     look = "border-collapse:collapse;margin:6px 0;color:inherit;font-size:12px"
-    return f'<div style="overflow-x:auto"><table style="{look}"><tr>{head}</tr>{lines}</table>{more}</div>'
+    return f'<div style="overflow-x:auto"><table style="{look}">{lines}</table>{more}</div>'
 
 
 MOST_ERROR = 160
@@ -91,42 +90,19 @@ def batch_html(batch: BatchResult[Any]) -> str:
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
     """Return a table of the statistics of each endpoint and of its present state, if it is known; ``""`` without endpoints."""
-    columns = [
-        Column("endpoint", "its name", lambda row: escape(row[0]), words=True),
-        Column("sent", "requests", lambda row: number(row[1].sent)),
-        Column("answered", "requests that were answered", lambda row: number(row[1].answered)),
-        Column("rejected", "rejected because of a rate limit or overload", _count("rejected")),
-        Column("failed", "failed otherwise", _count("failed")),
-        Column("cancelled", "cancelled by the client or its caller", _count("cancelled")),
-        Column("retried", "requests sent again after a failure", _count("retried")),
-        Column("hedged", "copies of requests that were in flight at another endpoint", _count("hedged")),
-        Column("tokens in", "prompt tokens, as far as the server reports them", _count("prompt_tokens")),
-        Column("out", "completion tokens, as far as the server reports them", _count("completion_tokens")),
-        Column("p50", "half of the answers took at most this long", _quantile("p50")),
-        Column("p95", "95 % of the answers took at most this long", _quantile("p95")),
-        Column("p99", "99 % of the answers took at most this long", _quantile("p99")),
-        Column("now", "ready, or why it takes no requests", _of_state(_obstacle), words=True),
-        Column("in flight", "requests sent and not answered yet", _of_state(lambda state: number(state.in_flight))),
-        Column("window", "maximum number of requests in flight", _of_state(lambda state: number(state.window))),
-        Column("because", "why its window last changed", _of_state(lambda state: state.why_window), words=True),
-    ]
-    return table(columns, list(endpoints.items())) if endpoints else ""
+    return table([_of_endpoint(name, stats) for name, stats in endpoints.items()], ("endpoint", "now", "because"))
 
 
-def _of_state(shown: Callable[[EndpointState], str]) -> Callable[[tuple[str, EndpointStats]], str]:
-    return lambda row: "" if row[1].state is None else escape(shown(row[1].state))
-
-
-def _count(field: str) -> Callable[[tuple[str, EndpointStats]], str]:
-    return lambda row: number(found) if (found := getattr(row[1], field)) else ""
-
-
-def _quantile(field: str) -> Callable[[tuple[str, EndpointStats]], str]:
-    return lambda row: "" if (found := getattr(row[1], field)) is None else seconds(found)
-
-
-def _obstacle(state: EndpointState) -> str:
-    return f"{state.obstacle}, for {seconds(state.ready_in)}" if state.ready_in else state.obstacle
+def _of_endpoint(name: str, stats: EndpointStats) -> dict[str, str]:
+    counts = {"tokens in": stats.prompt_tokens, "out": stats.completion_tokens}
+    counts = {each: getattr(stats, each) for each in ("rejected", "failed", "cancelled", "retried", "hedged")} | counts
+    row = {"endpoint": name, "sent": number(stats.sent), "answered": number(stats.answered)}
+    row |= {head: number(count) if count else "" for head, count in counts.items()}
+    row |= {head: "" if (time := getattr(stats, head)) is None else seconds(time) for head in ("p50", "p95", "p99")}
+    if (state := stats.state) is None:
+        return row | dict.fromkeys(("now", "in flight", "window", "because"), "")
+    now = f"{state.obstacle}, for {seconds(state.ready_in)}" if state.ready_in else state.obstacle
+    return row | {"now": now, "in flight": number(state.in_flight), "window": number(state.window), "because": state.why_window}
 
 
 def _sums(stats: BatchStats) -> str:
@@ -152,12 +128,11 @@ def errors_table(errors: Iterable[QRewardError]) -> str:
         name = type(error).__name__
         counts[name] += 1
         first.setdefault(name, error)
-    columns = [
-        Column("error", "its type", lambda row: escape(row[0]), words=True),
-        Column("items", "items that failed with it", lambda row: number(row[1])),
-        Column("the first of them", "its message", lambda row: escape(clip(str(first[row[0]]), MOST_ERROR)), words=True),
+    rows = [
+        {"error": name, "items": number(count), "the first of them": clip(str(first[name]), MOST_ERROR)}
+        for name, count in counts.most_common()
     ]
-    return table(columns, counts.most_common()) if counts else ""
+    return table(rows, ("error", "the first of them"))
 
 
 def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | None = None) -> str:
@@ -169,36 +144,20 @@ def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | N
         "" if used is None or used.total_tokens is None else f"{number(used.total_tokens)} tokens",
         "cached" if verdict.cached else "",
     ])  # fmt: skip
-    columns = (
-        Column("attribute", "its name", lambda row: escape(str(row[0])), words=True),
-        Column("value", "as the reward model returned it", lambda row: f"{row[1]:g}"),
-    )
-    named = table(columns, list(attributes.items())) if attributes else ""
-    criteria = getattr(verdict, "criteria", None)
-    answered = table(_CRITERIA, list(criteria.items())) if criteria else ""
-    return frame(f"<b>{escape(outcome)}</b>{' · ' if line else ''}{line}", named, answered, table(_VOTES, verdict.votes))
+    named = table([{"attribute": str(name), "value": f"{value:g}"} for name, value in (attributes or {}).items()], ("attribute",))
+    criteria = getattr(verdict, "criteria", None) or {}
+    answered = table([_of_criterion(name, result) for name, result in criteria.items()], ("criterion",))
+    votes = table([_of_vote(vote) for vote in verdict.votes], ("model", "shown", "reason"))
+    return frame(f"<b>{escape(outcome)}</b>{' · ' if line else ''}{line}", named, answered, votes)
 
 
-def _reason(vote: Any) -> str:
-    """Return the ``reason`` of the parsed verdict. If the verdict has no reason, return the text of the answer."""
+def _of_criterion(name: str, result: Any) -> dict[str, str]:
+    gate = "" if result.gate is None else f"{result.gate:g}" if result.passed else f"below {result.gate:g}"
+    confidence = "" if result.confidence is None else f"{result.confidence:.2f}"
+    return {"criterion": name, "score": f"{result.score:g}", "weight": f"{result.weight:g}", "gate": gate, "confidence": confidence}
+
+
+def _of_vote(vote: Any) -> dict[str, str]:
     reason = getattr(vote.verdict, "reason", None)
-    return escape(clip(reason if isinstance(reason, str) and reason else vote.text, MOST_ANSWER))
-
-
-def _gate(result: Any) -> str:
-    return "" if result.gate is None else f"{result.gate:g}" if result.passed else f"<b>below {result.gate:g}</b>"
-
-
-_CRITERIA = (
-    Column("criterion", "its name", lambda row: escape(row[0]), words=True),
-    Column("score", "from 0 to 1, of the first vote", lambda row: f"{row[1].score:g}"),
-    Column("weight", "in the score of the rubric", lambda row: f"{row[1].weight:g}"),
-    Column("gate", "a score below it makes the score of the rubric 0", lambda row: _gate(row[1])),
-    Column("confidence", "of a decision", lambda row: "" if row[1].confidence is None else f"{row[1].confidence:.2f}"),
-)
-_VOTES = (
-    Column("model", "the judge model", lambda vote: escape(vote.model), words=True),
-    Column("score", "the score of its answer", lambda vote: f"{vote.score:g}"),
-    Column("shown", "in which order the two responses were shown", lambda vote: "second first" if vote.swapped else "", words=True),
-    Column("reason", "the reason of the verdict, or the answer as received", _reason, words=True),
-)
+    said = clip(reason if isinstance(reason, str) and reason else vote.text, MOST_ANSWER)
+    return {"model": vote.model, "score": f"{vote.score:g}", "shown": "second first" if vote.swapped else "", "reason": said}

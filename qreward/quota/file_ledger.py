@@ -8,7 +8,6 @@ import stat
 import struct
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -32,7 +31,6 @@ class Unsafe(OSError):
 
 
 def directory() -> Path:
-    """Return the directory of the ledgers."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -75,10 +73,10 @@ PATIENCE = 0.25
 moment."""
 
 
-class LedgerFile:
-    """Reads and writes the file of one ledger, under a lock."""
+class FileLedger:
+    """Reaches the ledger of one key in a file, under a lock. ``renew`` and ``leave`` raise ``OSError`` if a file cannot be used."""
 
-    def __init__(self, path: Path, key: str, clock: Callable[[], float]) -> None:
+    def __init__(self, key: str, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._key = f"{key}-{LAYOUT}"
         self._clock = clock
@@ -87,6 +85,21 @@ class LedgerFile:
         self._members: dict[str, int] = {}
         self._directory = self._file = -1
         self._serial = 0
+
+    def renew(self, member: str, request: RenewRequest) -> RenewReply:
+        with self.locked(member) as (now, ledger):
+            return ledger.renew(now, member, request)
+
+    def leave(self, member: str, request: RenewRequest) -> None:
+        try:
+            with self.locked(member) as (now, ledger):
+                ledger.leave(now, member, request)
+        finally:
+            held = self._members.pop(member, None)
+            if held is not None:
+                with suppress(OSError):
+                    os.unlink(self._name(member), dir_fd=self._directory)
+                os.close(held)
 
     @contextmanager
     def locked(self, member: str) -> Iterator[tuple[float, Ledger]]:
@@ -104,14 +117,6 @@ class LedgerFile:
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def remove_member(self, member: str) -> None:
-        """Remove the file of a member of this process, after the member has left."""
-        held = self._members.pop(member, None)
-        if held is not None:
-            with suppress(OSError):
-                os.unlink(self._name(member), dir_fd=self._directory)
-            os.close(held)
-
     def close(self) -> None:
         """Close all files. If a forked child calls this, the locks of the parent stay."""
         files = [self._file, self._directory, *self._members.values()]
@@ -121,6 +126,9 @@ class LedgerFile:
             if file >= 0:
                 os.close(file)
 
+    def __del__(self) -> None:
+        self.close()
+
     def _name(self, member: str) -> str:
         return f"{self._key}.{member}"
 
@@ -129,7 +137,7 @@ class LedgerFile:
     def _lock(self) -> None:
         while True:
             if self._file < 0:
-                self._directory = open_directory(self._path)
+                self._directory = open_directory(directory() if self._path is None else self._path)
                 try:
                     self._file = open_file(self._directory, self._key)
                 except OSError:
@@ -187,7 +195,6 @@ class LedgerFile:
             _try_lock(held)
 
     def _has_died(self, member: str) -> bool:
-        """Return whether the process of a member has died."""
         try:
             held = open_file(self._directory, self._name(member), create=False)
         except OSError:
@@ -214,42 +221,6 @@ def _try_lock(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-class FileTransport:
-    """Reaches the ledgers of this machine. ``renew`` and ``leave`` raise ``OSError`` if a file cannot be locked, opened or written."""
-
-    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._clock = clock
-        self._files: dict[str, LedgerFile] = {}
-        finalizer = weakref.finalize(self, _close_all, self._files)
-        finalizer.atexit = False  # at exit the renewal thread may still use the files; the system closes them
-
-    def renew(self, key: str, member: str, request: RenewRequest) -> RenewReply:
-        with self._file_of(key).locked(member) as (now, ledger):
-            return ledger.renew(now, member, request)
-
-    def leave(self, key: str, member: str, request: RenewRequest) -> None:
-        file = self._file_of(key)
-        try:
-            with file.locked(member) as (now, ledger):
-                ledger.leave(now, member, request)
-        finally:
-            file.remove_member(member)
-
-    def close(self) -> None:
-        _close_all(self._files)
-
-    def _file_of(self, key: str) -> LedgerFile:
-        if key not in self._files:
-            self._files[key] = LedgerFile(directory() if self._path is None else self._path, key, self._clock)
-        return self._files[key]
-
-
-def _close_all(files: dict[str, LedgerFile]) -> None:
-    for file in list(files.values()):
-        file.close()
 
 
 SECRET_HEADERS = ("authorization", "api-key", "x-api-key")  # headers that hold the API key if ``api_key`` is not set

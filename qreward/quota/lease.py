@@ -39,7 +39,6 @@ class Lease:
         self.window = CappedLimit(window, self.permits)  # the concurrency limit, capped by ``permits``
 
     def is_valid(self, now: float) -> bool:
-        """Return whether the lease has not expired and allows at least one request in flight."""
         return self.permits >= 1 and now < self.until
 
     def may_send(self, now: float) -> bool:
@@ -50,7 +49,6 @@ class Lease:
         return False
 
     def miss(self) -> None:
-        """Record that a request has to wait for the lease."""
         if not self.missed:
             self.missed = True
             self.call()
@@ -68,7 +66,6 @@ class Lease:
         return True
 
     def take_over(self, now: float, sent_at: float, reply: RenewReply) -> None:
-        """Apply the reply to a renewal that was sent at ``sent_at``."""
         self.members, self.news, self.own = reply.members, "", False
         self.until = sent_at + reply.lease
         if reply.permits is not None:
@@ -91,7 +88,6 @@ class Lease:
         self.own = True
 
     def end(self) -> None:
-        """Give up all shares, because the process leaves the ledger."""
         self.until, self.own, self.members, self.news = -inf, False, 0, "idle"
         if self.permits < inf:
             self._permit(0.0)
@@ -170,14 +166,12 @@ class LeasedQuota(Gcra):
             self.left += cost
 
     def given(self, now: float, part: Grant) -> None:
-        """Apply the ledger's grant."""
         self.share, self.limit, self.rate = part.hold, part.limit, max(part.hold, HAIR) / 60
         self.left += part.grant
         self._spread = max(self.left / RENEW, self.rate)
         self._arrival = min(self._arrival, now + RENEW)  # earlier large requests must not delay the use of this grant
 
     def begin_own(self, now: float) -> None:
-        """Use the share as a rate limit from now on."""
         self.left = 0.0
         self.rate = self._own_rate()
         self._arrival = now + self.least / self.rate
@@ -204,7 +198,6 @@ class CappedLimit(ConcurrencyLimit):
 
     @property
     def inner(self) -> ConcurrencyLimit:
-        """The wrapped limit."""
         return self._inner
 
     @inner.setter
@@ -213,7 +206,6 @@ class CappedLimit(ConcurrencyLimit):
         self.cap(self._permits)
 
     def cap(self, permits: float) -> None:
-        """Set the share of requests in flight, and apply the present value of the wrapped limit."""
         self._permits = permits
         self.limit = int(max(1, min(self._inner.limit, permits)))
         self.reason = "its share" if permits < self._inner.limit else self._inner.reason

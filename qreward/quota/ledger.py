@@ -26,8 +26,6 @@ after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
-    """Reports a member's state and demand for one limit."""
-
     limit: float  # the configured limit
     want: float = 0.0  # amount that the member could use until its next renewal, including ``left``
     hold: float = 0.0  # the share that the member holds, of the requests in flight
@@ -41,24 +39,18 @@ class Demand(msgspec.Struct, array_like=True):
 
 
 class RenewRequest(msgspec.Struct, array_like=True):
-    """A member's request for a renewal. It contains the demand for each limit that is configured."""
-
     requests: Demand | None = None
     tokens: Demand | None = None
     permits: Demand | None = None
 
 
 class Grant(msgspec.Struct, array_like=True):
-    """Says what the ledger grants to a member, for one limit."""
-
     limit: float = inf  # the limit for all members together: the smallest limit that a member has configured
     hold: float = 0.0  # the member's share: per minute for a rate limit, in flight for a concurrency limit
     grant: float = 0.0  # amount that the member may use in addition to ``left``, while its lease is valid
 
 
 class RenewReply(msgspec.Struct, array_like=True):
-    """The ledger's reply to a renewal."""
-
     members: int  # number of members
     lease: float = LEASE  # seconds for which the reply is valid, from when the member sent its request
     requests: Grant | None = None
@@ -85,8 +77,6 @@ HAIR = 1e-9  # relative tolerance for rounding errors in sums of floats
 
 
 class Account(msgspec.Struct, array_like=True):
-    """Records one member's use of a limit per minute."""
-
     at: float  # time of the member's last report
     spent: float  # the totals in this report; see ``Demand``
     returned: float
@@ -110,16 +100,13 @@ class WindowQuota(msgspec.Struct, array_like=True):
 
     @property
     def rate(self) -> float:
-        """Amount granted per second."""
         return self.limit / PERIOD
 
     @property
     def most(self) -> float:
-        """The largest credit that may accumulate."""
         return max(LEAST_WAITING, self.rate) if self.whole else 2 * self.rate
 
     def renew(self, now: float, member: str, need: Demand) -> Grant:
-        """Apply a member's report, and return its grant."""
         self.report(now, member, need)
         return Grant(self.limit, self.share(member), self.grant(now, member))
 
@@ -175,7 +162,6 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return given
 
     def share(self, member: str) -> float:
-        """Return the member's max-min fair part of what is granted in a minute."""
         total = self.rate * MINUTE
         return min(total, self.accounts[member].rate, water_level(total, ((0.0, account.rate) for account in self.accounts.values())))
 
@@ -224,8 +210,6 @@ half a second."""
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """Records the part of a ``PermitPool`` that one member holds."""
-
     at: float  # time of the member's last renewal
     want: float = 0.0  # the share that the member wants
     held: float = 0.0  # the larger of the share that the member reported and the share that it was granted
@@ -250,11 +234,9 @@ class PermitPool(msgspec.Struct, array_like=True):
                 del self.holders[name]
 
     def held(self, now: float) -> float:
-        """Return the sum of the amounts that the members may be using."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
-        """Apply a member's demand, and return the member's share."""
         self.holders.pop(member, None)
         others = self.held(now)
         holder = self.holders[member] = Holder(now, min(need.rate, self.total), 0.0, need.using, need.lasts)
@@ -280,8 +262,6 @@ for example from the clock after a restart of the machine."""
 
 
 class Member(msgspec.Struct, array_like=True):
-    """Records the time of a member's last renewal, and the limits that the member has configured."""
-
     at: float
     requests: float = inf
     tokens: float = inf
@@ -299,7 +279,6 @@ class Ledger(msgspec.Struct, array_like=True):
     permits: PermitPool = msgspec.field(default_factory=PermitPool)
 
     def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
-        """Apply a member's demand and return the member's shares. The renewals of one member must arrive in order; some may be lost."""
         limits = [inf if need is None else need.limit for need in (request.requests, request.tokens, request.permits)]
         self.members[member] = Member(max(self.now, now), *limits)
         now = self._advance(now)
@@ -314,7 +293,6 @@ class Ledger(msgspec.Struct, array_like=True):
         return reply
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves."""
         now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
-from qreward.quota.file_ledger import FileTransport, key_of
+from qreward.quota.file_ledger import FileLedger, key_of
 from qreward.quota.lease import Lease
 from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
@@ -33,54 +33,65 @@ IDLE = 2.0  # seconds without work after which a source counts as idle
 
 
 class LedgerTransport(Protocol):
-    """Connects members to the ledger of a key. The calls for one member are made one after the other, in one thread."""
+    """Connects members to the ledger of one key. The calls for one member are made one after the other, in one thread."""
 
-    def renew(self, key: str, member: str, request: RenewRequest, /) -> RenewReply:
+    def renew(self, member: str, request: RenewRequest, /) -> RenewReply:
         """Renew a member's shares. May block for some seconds, and may raise any exception if the ledger does not answer."""
 
-    def leave(self, key: str, member: str, request: RenewRequest, /) -> None:
+    def leave(self, member: str, request: RenewRequest, /) -> None:
         """Remove a member. ``request`` reports what the member used."""
 
     def close(self) -> None:
-        """Release all resources. Raises nothing."""
+        """Close all files and connections. They are opened again when they are needed. Raises nothing."""
 
 
-def make_transport(kind: str) -> LedgerTransport:
-    """Create the transport of a kind. Imports Ray only for the kind ``ray``."""
-    if kind == "ray":
+def make_transport(endpoint: Endpoint) -> LedgerTransport:
+    """Create the transport to the ledger of an endpoint. Imports Ray only if the endpoint is shared in a Ray cluster."""
+    if endpoint.limits.shared == "ray":
         from qreward.integrations.ray.limit_actor import RayLedgerTransport  # noqa: PLC0415 - an extra
 
-        return RayLedgerTransport()
-    return FileTransport()
+        return RayLedgerTransport(key_of(endpoint))
+    return FileLedger(key_of(endpoint))
 
 
-class DemandTracker:
-    """Measures how much one source needs until its next renewal. It reads the source and does not change it."""
+class LeaseRenewer:
+    """Measures what one source needs until its next renewal, renews its lease, and applies the replies, in the thread of ``Sharing``."""
 
-    def __init__(self, source: Source, lease: Lease) -> None:
-        self._source = source
+    def __init__(self, source: Source, lease: Lease, engine: Engine[Any]) -> None:
+        self.source = source
+        self.joined = False  # True if the source is a member of the ledger, according to the last reply
+        self.next_at = 0.0  # time of the next renewal
         self._lease = lease
+        self.transport = make_transport(cast("Endpoint", source.handle))
+        self._engine = engine
         self._sent = source.tally.sent
         self._at = self._worked_at = -inf
         self.hungry = False  # True if tasks waited for the source at the last renewal
+        self._member = uuid4().hex[:16]
+        self._renewed_at = 0.0
+        self._failures = 0
+        self._warned = False
+
+    @property
+    def limits(self) -> Limits:
+        return cast("Endpoint", self.source.handle).limits
 
     def is_idle(self, now: float) -> bool:
         """Return whether no request has been in flight and no task has waited for more than ``IDLE`` seconds."""
-        if self._source.inflight or self.waiting(now):
+        if self.source.inflight or self.waiting(now):
             self._worked_at = now
         return now - self._worked_at > IDLE
 
     def waiting(self, now: float) -> float:
         """Return the number of tasks that wait for the source, or inf if ``LOW`` or more tasks wait."""
-        source, health = self._source, self._source.health
+        source, health = self.source, self.source.health
         if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or (source.inflight and health.half_open):
             return 0
         count = sum(len(pool.queue) for pool in source.pools)
         return inf if count >= LOW else count
 
-    def request(self, now: float, limits: Limits) -> RenewRequest:
-        """Return the request for a renewal at the time ``now``."""
-        source, lease = self._source, self._lease
+    def request(self, now: float) -> RenewRequest:
+        source, lease, limits = self.source, self._lease, self.limits
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
         used, self._sent = source.tally.sent - self._sent, source.tally.sent
         peak, lease.window.peak = max(lease.window.peak, source.inflight), source.inflight
@@ -112,32 +123,9 @@ class DemandTracker:
         self.hungry = waiting > 0
         return request
 
-
-class LeaseRenewer:
-    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``."""
-
-    def __init__(self, source: Source, lease: Lease, transport: LedgerTransport, engine: Engine[Any]) -> None:
-        self.source = source
-        self.joined = False  # True if the source is a member of the ledger, according to the last reply
-        self.next_at = 0.0  # time of the next renewal
-        self._lease = lease
-        self._key = key_of(cast("Endpoint", source.handle))
-        self._transport = transport
-        self._engine = engine
-        self._demand = DemandTracker(source, lease)
-        self._member = uuid4().hex[:16]
-        self._renewed_at = 0.0
-        self._failures = 0
-        self._warned = False
-
-    @property
-    def limits(self) -> Limits:
-        return cast("Endpoint", self.source.handle).limits
-
     def turn(self, now: float) -> float | None:
-        """Renew the lease if that is due, or leave the ledger if the source is idle."""
         with self._engine.lock:
-            idle = self._demand.is_idle(now)
+            idle = self.is_idle(now)
             if idle and not self.joined:
                 self.stand_by()
         if idle:
@@ -145,7 +133,7 @@ class LeaseRenewer:
                 self.leave(now)
             return None
         due = self.next_at
-        if self._lease.missed and not self._demand.hungry:
+        if self._lease.missed and not self.hungry:
             due = min(due, self._renewed_at + SOON)
         if now >= due:
             self._renew()
@@ -155,9 +143,9 @@ class LeaseRenewer:
         engine = self._engine
         with engine.lock:
             sent_at = engine.clock()
-            request = self._demand.request(sent_at, self.limits)
+            request = self.request(sent_at)
         try:
-            reply = self._transport.renew(self._key, self._member, request)
+            reply = self.transport.renew(self._member, request)
         except Exception as error:
             self._failed(request, error)
         else:
@@ -185,7 +173,6 @@ class LeaseRenewer:
         self._change(partial(self._lease.go_alone, request=request, reason=reason))
 
     def _warn_of_smaller_limits(self, request: RenewRequest, reply: RenewReply) -> None:
-        """Log once if another process has configured a smaller limit."""
         for setting, name in (("rpm", "requests"), ("tpm", "tokens"), ("max_concurrency", "permits")):
             need, part = getattr(request, name), getattr(reply, name)
             if not self._warned and need is not None and part is not None and part.limit < need.limit:
@@ -200,7 +187,7 @@ class LeaseRenewer:
             change(now)
             lease.missed = True  # so that requests that wait for the next share do not wake the thread
             scheduler.changed(now, self.source)
-            if not (self._demand.hungry or lease.is_short()):
+            if not (self.hungry or lease.is_short()):
                 self.stand_by()
 
         self._engine.apply(changed)
@@ -215,15 +202,15 @@ class LeaseRenewer:
         """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""
         engine = self._engine
         with engine.lock:
-            if not self._demand.is_idle(now):
+            if not self.is_idle(now):
                 return
             clock = engine.clock()
-            request = self._demand.request(clock, self.limits)
+            request = self.request(clock)
             self._lease.end()
             self.stand_by()
         self.joined, self.next_at = False, 0.0
         try:
-            self._transport.leave(self._key, self._member, request)
+            self.transport.leave(self._member, request)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
 
@@ -238,8 +225,6 @@ class Sharing:
     def __init__(self, engine: Engine[Any], sources: Callable[[], Iterable[Source]]) -> None:
         self._engine = engine
         self._sources = sources
-        self._transports: dict[str, LedgerTransport] = {}  # by kind
-        self._adding = threading.Lock()
         self._renewers: dict[Source, LeaseRenewer] = {}
         self._wake = threading.Event()  # wakes the renewal thread; may be set from any thread, under any lock
         self._closed = threading.Event()
@@ -252,20 +237,12 @@ class Sharing:
         for source in self._sources():
             lease = source.lease
             if lease is not None and source not in self._renewers:
-                renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
+                renewer = self._renewers[source] = LeaseRenewer(source, lease, self._engine)
                 self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
         if self._renewers:
             self._call()
 
-    def _transport_of(self, source: Source) -> LedgerTransport:
-        kind = cast("Endpoint", source.handle).limits.shared
-        with self._adding:
-            if kind not in self._transports:
-                self._transports[kind] = make_transport(kind)
-            return self._transports[kind]
-
     def turn(self) -> float | None:
-        """Run all renewals that are due."""
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())
         times = []
@@ -274,6 +251,7 @@ class Sharing:
             if source not in present and not source.inflight:
                 if renewer.joined:
                     renewer.leave()
+                renewer.transport.close()
                 del self._renewers[source]
             elif at is not None:
                 times.append(at)
@@ -299,7 +277,6 @@ class Sharing:
         renewer.stand_by()
 
     def _call(self) -> None:
-        """Wake the renewal thread."""
         if self._thread is None:
             for driver in self._engine.drivers():  # in all loops, because a loop may be blocked; the first loop that runs starts the thread
                 driver.later(self._start)
@@ -320,9 +297,8 @@ class Sharing:
         self.close_transports()
 
     def close_transports(self) -> None:
-        """Close all files and connections. They are opened again when they are needed."""
-        for transport in self._transports.values():
-            transport.close()
+        for renewer in self._renewers.values():
+            renewer.transport.close()
 
 
 def _run(sharing: weakref.ref[Sharing], wake: threading.Event, closed: threading.Event) -> None:

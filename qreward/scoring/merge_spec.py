@@ -39,7 +39,8 @@ class MergeSpec:
         self.blank = WireRequest(operation, model, [], shared.params, shared.headers)
         self.divides = operation is not RERANK
         self._operation, self._read = operation, read or operation.item
-        self._key = operation.merge_key(self.blank)
+        written = jsonio.write(model, "", None, dict(sorted(shared.params.items())), all_text=True)
+        self._key = operation.name, written, frozenset((name.lower(), value) for name, value in (shared.headers or {}).items())
 
     def call(self, item: Any) -> WireRequest:
         """Return a request with one item. Raises ``BadRequest`` for an invalid item."""
@@ -56,6 +57,7 @@ class MergeSpec:
         return calls
 
     def key(self, call: WireRequest) -> Hashable:
+        """Return the key of a call. Calls with equal keys differ only in their items, so the items may share a request."""
         return self._key, shape_of(self.inputs(call)[0])
 
     def inputs(self, call: WireRequest) -> list[Any]:

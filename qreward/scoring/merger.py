@@ -5,31 +5,130 @@ from __future__ import annotations
 from asyncio import TimerHandle
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.collector import OVER, WAITING, halves
+from qreward.batching.collector import ALL, OVER, WAITING, Collector, ItemState, halves
 from qreward.batching.in_flight import own_error
-from qreward.codecs.rewards.base import may_have_a_bad_item, splits
+from qreward.codecs.rewards.base import MergeLimits, may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
+from qreward.engine.instrumentation import REPORTED
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchResult, Result
+from qreward.scheduler.failure_policy import unanswered
+from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
 from qreward.scheduler.why import queue_full_error, timeout_error
 from qreward.scoring import sizing
-from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import MergeSpec
-from qreward.scoring.sizing import LearnedLimits
+from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 from qreward.settings.policies import Priority
 
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of this number of items wait."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class PriorityClass:
+    """The waiting items of one priority: either single items or items of batches."""
+
+    level: int
+    tenant: str | None
+    feed: BatchFeed | None  # of the requests of batches; None for single items, for which the scheduler keeps capacity free
+    waiting: int = 0
+    request: MergedRequest | None = None  # its request that waits to be filled
+
+
+class MergedItem(Task):
+    """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
+
+    __slots__ = ("_since", "arrived", "key", "merger", "place", "priority_class", "request", "until")
+    cost = 1
+
+    def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
+        super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
+        self.hedge = options.hedge
+        self.key = options.level
+        self.place: ItemState = OVER
+        self.until = inf  # deadline in seconds; inf while the time limit has not started
+        self.arrived = 0.0
+        self.priority_class: PriorityClass
+        self.merger: RequestMerger | None = None
+        self.request: MergedRequest | None = None
+        self._since = 0, 0  # length of ``trail``, and number of ``sends``, of the request when the item joined it
+
+    def attach(self, request: MergedRequest) -> None:
+        self.detach()
+        self.request = request
+        self._since = 0 if request.trail is None else len(request.trail), request.sends
+
+    def detach(self) -> None:
+        """Remove the item from its merged request, and add the attempts that it made with the request to its own."""
+        request = self.request
+        if request is None:
+            return
+        self.request = None
+        tried, sent = self._since
+        self.sends += request.sends - sent
+        if request.last_error is not None:
+            self.last_error = request.last_error
+        if request.trail is not None and len(request.trail) > tried:
+            self.trail = [*(self.trail or ()), *request.trail[tried:]]
+
+    def end(self, overdue_at: float | None = None) -> None:
+        """Mark the item as over. ``overdue_at`` is the time at which its timeout has passed, if that is the reason."""
+        request = self.request
+        self.detach()
+        if overdue_at is not None and request is not None:
+            self.trail = [*(self.trail or ()), *unanswered(request, overdue_at)]
+        self.place, self.state = OVER, TaskState.DONE
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Split:
+    """The split of a failed merged request into two parts. If both are answered, the request had too many items for ``source``."""
+
+    source: Source | None  # the endpoint that refused the request; None if no endpoint refused it
+    length: int  # number of items of the longer part
+    others_served: bool = False  # other items of the request were answered, so an item is the cause if a part fails later
+    open: int = 2  # parts that are not answered
+
+
+class MergedRequest(Task):
+    """One request with the items of several calls."""
+
+    __slots__ = ("members", "misconfigured", "priority_class", "refused_by", "split")
+
+    def __init__(
+        self, pool: Pool, priority_class: PriorityClass, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None
+    ) -> None:
+        super().__init__(merger.spec.blank, pool, priority_class.level, None, merger, 0, priority_class.tenant)
+        self.priority_class, self.split = priority_class, split
+        self.members = list(members)  # including items that are over
+        self.refused_by: Source | None = None  # the endpoint that refused the request
+        self.misconfigured = False  # the endpoint of the last attempt is configured wrongly, so parts of the request would fail too
+
+    def bind(self, now: float, source: Source) -> bool:
+        """Fill the request just before it is sent. Return False if there are no items."""
+        filled: bool = self.waiter.fill(now, self, source)
+        return filled
+
+    def left(self) -> list[MergedItem]:
+        return [item for item in self.members if item.place is not OVER]
+
+    def hold(self, items: list[MergedItem]) -> None:
+        """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
+        self.members, self.items = items, tuple(items)
+        if not self.serial and len(items) == 1 and items[0].serial > 0:
+            alone = items[0]
+            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
 
 
 class RequestMerger:
@@ -49,7 +148,13 @@ class RequestMerger:
         self.driver = driver
         self.context = Context()
         self.spec = spec
-        self.queue = MergeQueue(pool, spec, known)
+        self._known = known
+        self._collector = Collector()
+        self._classes: dict[tuple[int, bool], PriorityClass] = {}  # (priority, items of batches?), the most urgent first
+        self._services: dict[Source, sizing.ServiceTimeModel] = {}
+        self._limits: dict[Source, EndpointLimits] = {}  # for the items of this merger
+        self._unread = 0.0  # number of items that batches have not added yet; inf if unknown
+        self._sent_at = -inf  # when a merged request was last filled
         self.batches: dict[MergedBatchWaiter, None] = {}
         self._pool, self._attempts, self._most_waiting, self._idle = pool, attempts, most_waiting, idle
         self._timer: TimerHandle | None = None
@@ -57,20 +162,46 @@ class RequestMerger:
         self._live: dict[MergedItem, None] = {}  # items that are not over
         self._soon = False
 
+    @property
+    def waiting(self) -> int:
+        return self._collector.waiting
+
+    def _unfilled(self) -> list[Task]:
+        return [each.request for each in self._classes.values() if each.request is not None]
+
+    def _unqueue(self, request: MergedRequest) -> None:
+        """Record that a merged request is filled or has ended."""
+        if request.priority_class.request is request:
+            request.priority_class.request = None
+
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged."""
+        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged. The time
+        limit of a single item starts now, that of a batch item when it is sent."""
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
-                if self.queue.waiting_in_pool() >= self._most_waiting:
+                single = sum(each.waiting - (each.request is not None) for each in self._classes.values() if each.feed is None)
+                if single + self._pool.queue.waiting >= self._most_waiting:
                     raise queue_full_error(engine.clock(), self._pool, self._most_waiting)
         if watch is not None:
             for item in items:
                 watch.began(item)
         with engine.lock:
-            self.queue.put(engine.clock(), items, self, batch=batch)
+            now = engine.clock()
+            for item in items:
+                item.born = item.arrived = now
+                item.state = TaskState.QUEUED
+                if (place := (item.level, batch)) not in self._classes:
+                    feed = BatchFeed(self._pool, item.level, self, now, item.tenant) if batch else None
+                    self._classes = dict(sorted([*self._classes.items(), (place, PriorityClass(item.level, item.tenant, feed))]))
+                item.merger, item.priority_class = self, self._classes[place]
+                item.priority_class.waiting += 1
+                self._collector.put(item)
+                if not batch and item.timeout is not None:
+                    item.until = now + item.timeout
+                    self._collector.deadlines.add(item, item.until)
         self.driver.waiters[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
@@ -78,40 +209,44 @@ class RequestMerger:
     # submitting merged requests
 
     def _continue_soon(self) -> None:
-        if not self._soon:
+        if not self._soon and not self.driver.loop.is_closed():
             self._soon = True
             self.driver.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Let batches read ahead, and submit a merged request for each lane that needs one."""
+        """Let batches read ahead, and submit a merged request for each priority class that needs one."""
         self._soon = False
         if not self._live and not self.batches:
             return
-        if self.queue.waiting < AHEAD // 2:
+        if self.waiting < AHEAD // 2:
             for batch in list(self.batches):
                 batch.more()
         unread, engine = sum(batch.unread() for batch in self.batches), self.driver.engine
         with engine.lock:
-            wanted, pause_end = self.queue.needs(unread)
+            self._unread, pause_end = unread, -inf
+            wanted = any(each.waiting and each.request is None for each in self._classes.values())
+            full = min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
+            if wanted and self.waiting < full:  # single items wait for others
+                pause_end = self._sent_at + sizing.pause(self._pool)
             paused = pause_end > engine.clock()
         if wanted:
             self.driver.locked(self._submit, paused)
         with engine.lock:
-            wake = self.queue.deadlines.next()
+            wake = self._collector.deadlines.next()
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Submit an unfilled merged request for each lane with waiting items, and the next one if it is sent at once."""
-        for lane in self.queue.lanes.values():
-            if paused and lane.feed is None and lane.level >= Priority.NORMAL:
+        """Submit an unfilled merged request for each priority class with waiting items, and the next one if it is sent at once."""
+        for each in self._classes.values():
+            if paused and each.feed is None and each.level >= Priority.NORMAL:
                 continue
-            while lane.waiting and lane.request is None:
-                lane.request = MergedRequest(self._pool, lane, self)
-                self._hand_in(now, lane.request)
+            while each.waiting and each.request is None:
+                each.request = MergedRequest(self._pool, each, self)
+                self._hand_in(now, each.request)
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
-        """Submit a merged request. In a lane of batches, a request with items goes before unfilled ones."""
-        scheduler, feed, queue = self.driver.engine.scheduler, request.lane.feed, self.queue
+        """Submit a merged request. In a priority class of batches, a request with items goes before unfilled ones."""
+        scheduler, feed = self.driver.engine.scheduler, request.priority_class.feed
         if feed is None:
             request.state = TaskState.WAITING  # the state NEW is not used, because the queue limit counts items, not merged requests
             scheduler.submit(now, request)
@@ -120,8 +255,8 @@ class RequestMerger:
             feed.buffer.appendleft(request)
         else:
             feed.buffer.append(request)
-        feed.ended = not queue.unread
-        feed.left = None if queue.unread == inf else len(feed.buffer) + ceil((queue.waiting + queue.unread) / sizing.MOST)
+        feed.ended = not self._unread
+        feed.left = None if self._unread == inf else len(feed.buffer) + ceil((self.waiting + self._unread) / sizing.MOST)
         scheduler.refill(now, feed)
 
     def _wake_at(self, wake: float) -> None:
@@ -136,7 +271,7 @@ class RequestMerger:
         self._timer = None
         now = self.driver.engine.clock()
         with self.driver.engine.lock:
-            late = self.queue.deadlines.due(now)
+            late = self._collector.deadlines.due(now)
         self.end(late, partial(timeout_error, now), late=True)
         self._continue()
 
@@ -154,9 +289,10 @@ class RequestMerger:
         if not isinstance(outcome, Failure):
             return outcome
         kind, request.misconfigured = outcome.kind, outcome.misconfigured
-        if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:
+        if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:  # has no other request of this client
             with self.driver.engine.lock:
-                self.queue.record_rejection(source, count)
+                if source in self._limits:
+                    self._limits[source].record_rejection(count)
         if splits(outcome, count):
             request.refused_by = source
             kind = FailureKind.REFUSED
@@ -164,10 +300,8 @@ class RequestMerger:
             # sent whole once more, because most failures of servers are not the fault of an item
             if count > 1 and (request.split is not None or request.tries) and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED
-            elif (
-                request.split is not None and request.split.others_served
-            ):  # LOCAL: the retry does not count against the health of the endpoint
-                kind = FailureKind.LOCAL
+            elif request.split is not None and request.split.others_served:
+                kind = FailureKind.LOCAL  # the retry does not count against the health of the endpoint
         return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
     def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - merged requests are submitted when items are added
@@ -176,9 +310,9 @@ class RequestMerger:
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         request = cast("MergedRequest", task)
         with self.driver.engine.lock:
-            self.queue.unqueue(request)
+            self._unqueue(request)
             if isinstance(outcome, Answer) and source is not None:
-                self.queue.record_answer(request, source, seconds)
+                self._learn(request, source, seconds)
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
@@ -196,13 +330,99 @@ class RequestMerger:
     def abandon(self) -> list[Task]:
         with self.driver.engine.lock:
             loaded = {item.request: None for item in self._live if item.request is not None}
-            left: list[Task] = [*loaded, *self.queue.unfilled()]
+            left: list[Task] = [*loaded, *self._unfilled()]
         self._live.clear()
         self.batches.clear()
         self._rest_if_idle()
         return left
 
+    # filling a merged request
+
+    def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
+        """Choose the items of a merged request just before it is sent. Return False if there are none."""
+        self._unqueue(request)
+        items = request.left()
+        limits = self._limits_at(source, items)
+        if len(items) > 1:
+            items = self._cut(items, limits)
+        if request.split is None and not request.tries:
+            items += self._take(now, request, source, items, limits)
+        if not items:
+            return False
+        request.hold(items)
+        request.payload = self.spec.merged([item.payload for item in items])
+        request.hedge = all(item.hedge for item in items) and self._fits_anywhere(items, limits)
+        self._sent_at = now
+        return True
+
+    def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
+        queue = self._collector.queue(before[0].key) if before else self._collector.first()
+        most = ALL if limits.items is None else limits.items
+        if self.spec.divides:
+            service = self._services.get(source) or sizing.ServiceTimeModel()
+            most = min(most, sizing.length(now, self._pool, self.waiting + len(before) + self._unread, service))
+        most = max(0, most - len(before))
+        taken: list[MergedItem] = [] if queue is None else self._collector.take(most, queue=queue)
+        # only a short request gets items of other levels too: an urgent item must not wait for the answers to many others
+        while len(taken) < min(most, sizing.LEAST - len(before)) and (queue := self._collector.first()) is not None:
+            taken += self._collector.take(min(most, sizing.LEAST - len(before)) - len(taken), queue=queue)
+        for item in taken:
+            item.priority_class.waiting -= 1
+        taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
+        if taken:
+            taken = self._cut([*before, *taken], limits)[len(before) :]
+        for item in taken:
+            if item.sent_at is None:
+                item.sent_at = now
+                if item.priority_class.feed is not None:
+                    item.born = now
+                    item.waiter.took()
+                    if item.timeout is not None:
+                        item.until = deadline(now, source, self._pool, item.timeout, item.waiter.opened_at)
+                        self._collector.deadlines.add(item, item.until)
+            item.attach(request)
+            item.state = TaskState.SENT
+        return taken
+
+    def _cut(self, items: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
+        """Return the first items, as many as fit into one request. Put the others back."""
+        fits = self.spec.fitting(limits, [item.payload for item in items])
+        if fits < len(items):
+            for item in items[fits:]:
+                item.detach()
+                item.state = TaskState.QUEUED
+                item.priority_class.waiting += 1
+            self._collector.put_back(items[fits:])
+        return items[:fits]
+
+    def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
+        known = self._limits.get(source)
+        if known is None:
+            some = items or self._collector.items()
+            if not some:
+                return MergeLimits()
+            endpoint: Any = source.handle
+            usual = self.spec.limits(endpoint, some[0].payload)
+            known = self._limits[source] = self._known.at(source, usual, sizing.MOST if self.spec.divides else None)
+        return known.limits
+
+    def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
+        """Return whether every endpoint accepts all items. If not, the request is not hedged, because a hedge has the same items."""
+        others = {self._limits_at(source, items) for source in self._pool.sources} - {limits}
+        calls = [item.payload for item in items]
+        return all(self.spec.fitting(other, calls) == len(calls) for other in others)
+
     # the outcome of a merged request
+
+    def _learn(self, request: MergedRequest, source: Source, seconds: float) -> None:
+        self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
+        if source in self._limits:
+            self._limits[source].record_answer()
+        if (split := request.split) is not None:
+            split.others_served = True
+            split.open -= 1
+            if not split.open and split.source in self._limits:
+                self._limits[split.source].record_refusal(split.length)
 
     def _share(self, request: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
         shares = self.spec.shares(answer.value, [item.payload for item in request.members])
@@ -226,15 +446,13 @@ class RequestMerger:
         """Send the items again in two halves. Repeated splits finally send an invalid item alone."""
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
-        parts = halves(items)
-        split = Split(
-            request.refused_by if len(items) > 1 else None, len(parts[0]), request.split is not None and request.split.others_served
-        )
+        parts, served = halves(items), request.split is not None and request.split.others_served
+        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), served)
         for part in filter(None, parts):
             self._send_again(part, tries, split)
 
     def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
-        request = MergedRequest(self._pool, items[0].lane, self, items, split)
+        request = MergedRequest(self._pool, items[0].priority_class, self, items, split)
         request.tries = tries
         for item in items:
             item.attach(request)
@@ -254,17 +472,15 @@ class RequestMerger:
         if not items:
             return
         engine = self.driver.engine
-        empty: list[Task] = []
         with engine.lock:
+            requests = {item.request: None for item in items if item.request is not None}
             for item in items:
-                request = item.request
                 if item.place is WAITING:
-                    self.queue.remove(item)
+                    self._collector.remove(item)
+                    item.priority_class.waiting -= 1
                 item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
-                if request is not None and request.lost_one() and request.state is not TaskState.DONE:
-                    self.queue.unqueue(request)
-                    empty.append(request)
+            empty: list[Task] = [request for request in requests if request.state is not TaskState.DONE and not request.left()]
             errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:
@@ -274,8 +490,7 @@ class RequestMerger:
             self.driver.watch.withdrawn(items)
         for item, error in zip(items, errors, strict=False):
             self._report(item, error, None, 0.0)
-        if not self.driver.loop.is_closed():
-            self._continue_soon()
+        self._continue_soon()
         self._rest_if_idle()
 
     def _withdraw(self, requests: list[Task], error: QRewardError | None = None) -> None:
@@ -290,12 +505,12 @@ class RequestMerger:
             self._timer.cancel()
             self._timer = None
         with self.driver.engine.lock:
-            unfilled = self.queue.unfilled()
-            lanes, self.queue.lanes = self.queue.lanes, {}
+            unfilled = self._unfilled()
+            classes, self._classes = self._classes, {}
         self._withdraw(unfilled)
-        for lane in lanes.values():
-            if lane.feed is not None:
-                self.driver.close_feed(lane.feed)
+        for each in classes.values():
+            if each.feed is not None:
+                self.driver.close_feed(each.feed)
         self.driver.waiters.pop(self, None)
         self._idle()
 
@@ -307,7 +522,7 @@ class RequestMerger:
 class ItemWaiter:
     """Receives the results of the items of one call."""
 
-    __slots__ = ("_left", "_results", "_waiter", "context", "driver")
+    __slots__ = ("_done", "_left", "_results", "context", "driver")
 
     def __init__(self, driver: LoopDriver) -> None:
         self.driver = driver
@@ -317,10 +532,10 @@ class ItemWaiter:
         """Send the items, and return their results. Raises the first error. If the caller is cancelled, unfinished items are dropped."""
         self._results: list[Any] = [None] * len(items)
         self._left = len(items)
-        self._waiter = self.driver.loop.create_future()
+        self._done = self.driver.loop.create_future()
         merger.put(items)
         try:
-            await self._waiter
+            await self._done
         except GeneratorExit:  # the garbage collector may close this coroutine while the engine's lock is held
             self.driver.later(partial(merger.end, items))
             raise
@@ -330,38 +545,23 @@ class ItemWaiter:
         return self._results
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if self._waiter.done():
+        if self._done.done():
             return
         result = result_of(task, outcome, source, seconds)
         if result.error is not None:
-            self._waiter.set_exception(result.error)
+            self._done.set_exception(result.error)
             return
         self._results[task.index] = result
         self._left -= 1
         if not self._left:
-            self._waiter.set_result(None)
-
-
-class _ItemOptions(RequestOptions):
-    __slots__ = ()
-
-    def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> MergedItem:
-        return MergedItem(payload, pool, self, waiter, index)
+            self._done.set_result(None)
 
 
 class MergedBatchWaiter(BatchWaiter):
     """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns."""
 
-    def __init__(
-        self,
-        driver: LoopDriver,
-        *args: Any,
-        request_options: RequestOptions,
-        spec: MergeSpec,
-        find: Callable[[Hashable], RequestMerger],
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(driver, *args, request_options=_ItemOptions(*request_options), **kwargs)
+    def __init__(self, *args: Any, spec: MergeSpec, find: Callable[[Hashable], RequestMerger], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
 
@@ -397,7 +597,7 @@ class MergedBatchWaiter(BatchWaiter):
             super().finish(task, outcome, source, seconds)
 
     def abandon(self) -> list[Task]:
-        left = super().abandon()
+        left: list[Any] = super().abandon()
         self._end(left)
         return left
 
@@ -415,15 +615,19 @@ class MergedBatchWaiter(BatchWaiter):
         return True
 
     def _room(self, feed: BatchFeed) -> int:
-        return AHEAD - len(feed.incoming) - sum(merger.queue.waiting for merger in self._mergers.values())
+        return AHEAD - len(feed.incoming) - sum(merger.waiting for merger in self._mergers.values())
 
-    def _add(self, feed: BatchFeed, item: Any) -> None:
-        super()._add(feed, item)
+    def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:
+        item = MergedItem(payload, self._pool, self._request_options, self, index)
+        self._live[item] = None
+        feed.read(item)
         if self._is_async:
             self._hand_over(feed)
 
     def _hand_over(self, feed: BatchFeed) -> None:
-        fresh = self._by_key(feed.incoming)
+        fresh: dict[Hashable, list[Any]] = {}
+        for item in feed.incoming:
+            fresh.setdefault(self._spec.key(item.payload), []).append(item)
         feed.incoming.clear()
         for key, items in fresh.items():
             if key not in self._mergers:
@@ -436,8 +640,8 @@ class MergedBatchWaiter(BatchWaiter):
     def _drop_unstarted(self) -> None:
         super()._drop_unstarted()
         unsent = self._waiting()
-        for task in unsent:
-            del self._live[task]
+        for item in unsent:
+            del self._live[item]
         self._end(unsent)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
@@ -449,16 +653,9 @@ class MergedBatchWaiter(BatchWaiter):
         if failing is not None:
             self._end(self._waiting()[not feed.ended :], lambda _: failing())
 
-    def _end(self, tasks: Iterable[Task], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
-        for key, items in self._by_key(tasks).items():
-            if key in self._mergers:
-                self._mergers[key].end(items, error_of)
+    def _end(self, items: list[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
+        for merger in self._mergers.values():
+            merger.end([item for item in items if item.merger is merger], error_of)
 
-    def _waiting(self) -> list[Task]:
-        return [task for task in self._live if cast("MergedItem", task).place is WAITING]
-
-    def _by_key(self, tasks: Iterable[Task]) -> dict[Hashable, list[MergedItem]]:
-        groups: dict[Hashable, list[MergedItem]] = {}
-        for task in tasks:
-            groups.setdefault(self._spec.key(task.payload), []).append(cast("MergedItem", task))
-        return groups
+    def _waiting(self) -> list[MergedItem]:
+        return [item for item in self._live if item.place is WAITING]

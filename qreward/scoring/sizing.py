@@ -88,26 +88,24 @@ class EndpointLimits:
     then tried. A request was also too long if it was refused and both of its halves were accepted. A longer request is tried again later.
     """
 
-    __slots__ = ("_answers", "_before", "_cap", "_patience", "_refused", "_rejected", "_rejections", "_reported", "_usual", "limits")
+    __slots__ = ("_answers", "_cap", "_patience", "_refused", "_rejected", "_rejections", "_reported", "_usual", "limits")
 
     def __init__(self, usual: MergeLimits, cap: int | None) -> None:
         self._cap, self._reported = cap, usual.items
-        self._rejected, self._refused = 1, 0  # numbers of answers before a longer request is tried, after a rejection or a refusal
-        self._begin(usual)
-
-    def _begin(self, usual: MergeLimits) -> None:
-        self.limits = self._before = self._usual = usual.with_items(self._cap)
+        # numbers of answers before a longer request is tried: after a rejection, after a refusal, and now
+        self._rejected, self._refused, self._patience = 1, REFUSED_PATIENCE // 2, 1
         self._rejections = self._answers = 0
-        self._patience = 1
+        self.limits = self._usual = usual.with_items(cap)
 
     def report(self, items: int) -> None:
         if self._reported is not None and self._usual != ALONE and items != self._reported:
-            self._reported = items
-            self._begin(self._usual.of_items(items))
+            self._reported, self._patience = items, 1
+            self._rejections = self._answers = 0
+            self.limits = self._usual = self._usual.of_items(items).with_items(self._cap)
 
     def record_refusal(self, most: int) -> None:
         """Limit requests to ``most`` items, because a longer request was refused and its halves were accepted."""
-        self._patience = self._refused = 2 * self._refused or REFUSED_PATIENCE
+        self._patience = self._refused = 2 * self._refused
         self._answers = 0
         self.limits = self.limits.with_items(most)
 
@@ -116,15 +114,13 @@ class EndpointLimits:
         self._rejections += 1
         if self._reported is None or self._rejections < LONE_REJECTS:
             return
-        if self._rejections == LONE_REJECTS:
-            self._before = self.limits
-            if not self._answers:
-                self._rejected = min(2 * self._rejected, MOST_PATIENCE)
+        if self._rejections == LONE_REJECTS and not self._answers:
+            self._rejected = min(2 * self._rejected, MOST_PATIENCE)
         self._patience = self._rejected
         if items > 1:
             self.limits = self._usual.with_items(items // 2)
         else:  # the length was not the cause
-            self.limits, self._rejections = self._before, 0
+            self.limits, self._rejections = self._usual, 0
 
     def record_answer(self) -> None:
         self._rejections = 0
@@ -144,11 +140,11 @@ class LearnedLimits:
 
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
         """Return the limits of requests to an endpoint."""
-        kinds = self._known.get(source)
-        if kinds is None:
-            self._known = {source: known for source, known in self._known.items() if not source.removed}
-            self._reported = {source: items for source, items in self._reported.items() if not source.removed}
-            kinds = self._known[source] = {}
+        if source not in self._known:
+            for removed in [each for each in (*self._known, *self._reported) if each.removed]:
+                self._known.pop(removed, None)
+                self._reported.pop(removed, None)
+        kinds = self._known.setdefault(source, {})
         known = kinds.get((usual, cap))
         if known is None:
             known = kinds[usual, cap] = EndpointLimits(usual, cap)

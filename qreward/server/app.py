@@ -1,27 +1,22 @@
-"""The FastAPI app: its routes, the middleware before them, and exception handlers. ``Service`` implements the routes."""
+"""The ASGI app: its routes, the token, the counting of responses, and the responses to errors. ``Service`` implements the routes."""
 
 from __future__ import annotations
 
+import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
-from qreward.server.admission import ClientDisconnected, check_caller
-from qreward.server.config import ServerConfig
+from qreward.server.config import ServerConfig, is_loopback
 from qreward.server.http_errors import HTTPError, draining
 from qreward.server.metrics import CONTENT_TYPE
 from qreward.server.responses import write
-from qreward.server.service import Read, Service
+from qreward.server.service import ClientDisconnected, Read, Receive, Service
 
 OPEN = ("/health", "/liveness")
 """Paths that need no token, because health probes send no token."""
@@ -37,10 +32,21 @@ SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/score": (forms.read_score, (forms.ScoreBody,)),
     "/v1/score": (forms.read_score, (forms.ScoreBody,)),
 }
-"""Path -> function that parses the body, and types of the accepted bodies."""
+"""Path of POST requests -> function that parses the body, and types of the accepted bodies."""
+STATUS = (*ALWAYS, "/v1/models", "/openapi.json")
+"""Paths of GET requests."""
 
 
-def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> FastAPI:
+class Reply(NamedTuple):
+    """A response. ``content_type`` is that of the body."""
+
+    status: int
+    body: bytes
+    content_type: str = JSON
+    headers: Mapping[str, str] = {}
+
+
+def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> RewardApp:
     """Create an ASGI app that scores with a function, in batches, through the APIs of OpenRLHF, MolGenDocking and vLLM.
 
     Args:
@@ -57,125 +63,108 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     """
     if config is not None and settings:
         raise ConfigError("pass config or settings, not both")
-    service = Service(scorer, config or ServerConfig(**settings))
-    status_routes = _status_routes(service)
-    app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
-    app.state.qreward = service
-    app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *status_routes)))
-    for kind, handler in ((HTTPError, _refuse), (ClientDisconnected, _client_closed), (HTTPException, _no_route), (Exception, _failed)):
-        app.add_exception_handler(kind, handler)
-    for path, (read, bodies) in SCORING.items():
-        app.add_api_route(path, _scoring(service, read), methods=["POST"], openapi_extra=_described(bodies), name=path.strip("/"))
-    for path, status in status_routes.items():
-        app.add_api_route(path, status, methods=["GET"], response_class=Response, name=path.strip("/"))
-    return app
+    return RewardApp(Service(scorer, config or ServerConfig(**settings)))
 
 
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        if not app.state.qreward.draining:
-            await app.state.qreward.drain()
+class RewardApp:
+    """A reward server as an ASGI application."""
 
+    def __init__(self, service: Service) -> None:
+        self.service = service
 
-def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
-    async def rewards(request: Request) -> Response:
-        return Response(await service.rewards(request, read), media_type=JSON)
+    async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            if not self.service.draining:
+                await self.service.drain()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
 
-    return rewards
-
-
-def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
-    """Return a mapping of path -> function, for the routes that report the health, the models and the metrics."""
-
-    async def health() -> Response:
-        status = ("draining", 503) if service.draining else ("ok", 200)
-        return Response(write({"status": status[0]}), status[1], media_type=JSON)
-
-    async def models() -> Response:
-        model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
-        return Response(write({"object": "list", "data": [model]}), media_type=JSON)
-
-    async def metrics() -> Response:
-        return Response(service.metrics(), media_type=CONTENT_TYPE)
-
-    return {"/health": health, "/liveness": health, "/v1/models": models, "/metrics": metrics}
-
-
-def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """Return the JSON schema of the accepted bodies, for the OpenAPI document."""
-    schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
-
-
-class AdmissionMiddleware:
-    """Rejects requests while the server drains, checks the token, and counts responses."""
-
-    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], service: Service, routes: frozenset[str]) -> None:
-        self._app = app
-        self._service = service
-        self._routes = routes
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        path, begun, service, status = scope["path"], time.perf_counter(), self._service, 500  # until the app sends a status
-
-        async def counted_send(message: Any) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = message.setdefault("headers", [])
-                if service.draining and not any(name == b"connection" for name, _ in headers):
-                    message["headers"] = [*headers, (b"connection", b"close")]
-            await send(message)
-
+    async def _http(self, scope: Any, receive: Receive, send: Any) -> None:
+        path, begun, service, status = scope["path"].removeprefix(scope.get("root_path", "")), time.perf_counter(), self.service, 500
         if path not in ALWAYS:
             service.begin()
         try:
-            await self._pass(scope, receive, counted_send, path)
+            failure: Exception | None = None
+            try:
+                reply = await self._reply(scope, receive, path)
+            except HTTPError as error:
+                service.rejections.add(error.kind)
+                reply = _reply_of(error)
+            except ClientDisconnected:
+                reply = Reply(_CLIENT_CLOSED, b"")
+            except Exception as error:
+                failure = error
+                reply = _reply_of(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
+            status, headers = reply.status, {"content-type": reply.content_type, "content-length": str(len(reply.body)), **reply.headers}
+            if service.draining:
+                headers.setdefault("connection", "close")
+            encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": status, "headers": encoded})
+            await send({"type": "http.response.body", "body": reply.body})
+            if failure is not None:
+                raise failure  # so that it is logged
         finally:
             if path not in ALWAYS:
                 service.end()
-            route = path if path in self._routes else "other"
+            route = path if path in SCORING or path in STATUS else "other"
             service.requests.add(route, str(status))
-            service.seconds.observe(time.perf_counter() - begun, route)
+            service.seconds.add(route, amount=time.perf_counter() - begun)
 
-    async def _pass(self, scope: Any, receive: Any, send: Any, path: str) -> None:
-        try:
-            if self._service.draining and path not in ALWAYS:
-                raise draining()
-            if path not in OPEN:
-                check_caller(scope, self._service.config)
-        except HTTPError as error:
-            self._service.rejections.add(error.kind)
-            await error_response(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def error_response(error: HTTPError) -> Response:
-    return Response(write(error.document()), error.status, error.headers, JSON)
-
-
-async def _refuse(request: Request, error: Any) -> Response:
-    request.app.state.qreward.rejections.add(error.kind)
-    return error_response(error)
-
-
-async def _client_closed(request: Request, error: Any) -> Response:  # noqa: ARG001 - the signature of exception handlers
-    return Response(status_code=_CLIENT_CLOSED)
+    async def _reply(self, scope: Any, receive: Receive, path: str) -> Reply:
+        service = self.service
+        if service.draining and path not in ALWAYS:
+            raise draining()
+        if path not in OPEN:
+            check_caller(scope, service.config)
+        allowed = "POST" if path in SCORING else "GET" if path in STATUS else None
+        if scope["method"] != allowed:
+            missing = (404, "not_found") if allowed is None else (405, "method_not_allowed")
+            headers = {} if allowed is None else {"allow": allowed}
+            return _reply_of(HTTPError(*missing, f"there is no route {scope['method']} {path}", headers))
+        if path in SCORING:
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            return Reply(200, await service.rewards(receive, headers, SCORING[path][0]))
+        if path == "/metrics":
+            return Reply(200, service.metrics().encode(), CONTENT_TYPE)
+        if path == "/openapi.json":
+            return Reply(200, write(_description()))
+        if path == "/v1/models":
+            model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
+            return Reply(200, write({"object": "list", "data": [model]}))
+        return Reply(503, write({"status": "draining"})) if service.draining else Reply(200, write({"status": "ok"}))
 
 
-async def _no_route(request: Request, error: Any) -> Response:
-    kind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    message = f"there is no route {request.method} {request.url.path}"
-    return error_response(HTTPError(error.status_code, kind, message, dict(error.headers or {})))
+def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
+    if config.token is None:
+        host = (scope.get("server") or ("",))[0]
+        is_address = host[:1].isdigit() or ":" in host  # False for a name, or for the path of a Unix socket
+        if is_address and not is_loopback(host):
+            message = "a server without a token answers only requests from its own machine; set token in its configuration"
+            raise HTTPError(403, "forbidden", message)
+        return
+    given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+    scheme, _, token = given.partition(b" ")
+    right = hmac.compare_digest(token.strip(), config.token.get_secret_value().encode())
+    if scheme.lower() != b"bearer" or not right:
+        raise HTTPError(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
 
 
-async def _failed(request: Request, error: Any) -> Response:  # noqa: ARG001
-    """Return the response to an unexpected error. Starlette raises the error again, so it is logged."""
-    return error_response(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
+def _reply_of(error: HTTPError) -> Reply:
+    return Reply(error.status, write(error.document()), JSON, error.headers)
+
+
+def _description() -> dict[str, Any]:
+    """Return the OpenAPI document, with the JSON schemas of the accepted bodies."""
+    done = {"200": {"description": "OK"}}
+    paths: dict[str, Any] = {path: {"get": {"responses": done}} for path in STATUS}
+    for path, (_, bodies) in SCORING.items():
+        schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
+        content = {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+        paths[path] = {"post": {"requestBody": {"required": True, "content": content}, "responses": done}}
+    return {"openapi": "3.1.0", "info": {"title": "qreward", "version": __version__}, "paths": paths}

@@ -113,7 +113,6 @@ class ServerConfig(Policy):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

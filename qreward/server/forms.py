@@ -63,15 +63,12 @@ class ScoreBody(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """The parsed body of a scoring request."""
-
     form: str
     query: Query
     activation: bool = False
 
 
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """Read the body of ``/get_reward``. Raises ``HTTPError``."""
     document = _decode(body, dict[str, Any])
     form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody
     if form is BufferBody and "labels" in document:
@@ -101,7 +98,6 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
 
 
 def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """Read the body of ``/classify``. Raises ``HTTPError``."""
     fields = _decode(body, ClassifyBody)
     if (fields.input is None) == (fields.messages is None):
         raise invalid(["input"], "send either input (a text or a list of texts) or messages (one conversation)")
@@ -113,7 +109,6 @@ def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
 
 
 def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """Read the body of ``/score``. Raises ``HTTPError``."""
     fields = _decode(body, ScoreBody)
     (left, prompts), (right, responses) = (_either(fields, names, config) for names in _SIDES)
     if len(prompts) == 1:

@@ -11,8 +11,6 @@ LONGEST_WAIT = 60.0
 
 
 class HTTPError(Exception):
-    """The error response to a request."""
-
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
         super().__init__(message)
         self.status = status

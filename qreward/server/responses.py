@@ -50,7 +50,6 @@ def _error(status: int, kind: str, scored: Sequence[ScoreResult]) -> HTTPError:
 
 
 def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
-    """Return the error of a request without any reward."""
     causes = {type(one.cause) for one in scored}
     if causes == {ClientClosed}:
         return draining()

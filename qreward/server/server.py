@@ -51,7 +51,7 @@ class RewardServer:
 
     def __init__(self, scorer: Any, config: ServerConfig | None = None, **settings: Any) -> None:
         app = create_app(scorer, config, **settings)
-        self.service: Service = app.state.qreward
+        self.service: Service = app.service
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
         self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_CLOSE_TIMEOUT, backlog=_BACKLOG, **quiet))
         self._draining: asyncio.Task[bool] | None = None
@@ -100,7 +100,6 @@ class RewardServer:
             await asyncio.shield(self._stop())
 
     def abort(self) -> None:
-        """Abort the running requests if the server is shutting down."""
         if self._draining is not None:
             self._draining.cancel()
 
@@ -126,11 +125,17 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
             server.abort()
         stopping.set()
 
-    with _handled(on_signal):
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
         async with server:
             if ready is not None:
                 ready(server.url)
             await stopping.wait()
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
     return server.all_done
 
 
@@ -155,20 +160,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-@contextmanager
-def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-
-
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket. uvicorn calls ``listen`` on it. Raises ``ConfigError`` if the address cannot be bound."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -54,7 +54,6 @@ class ApiKey:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The latest keys. They are hidden in errors."""
         return tuple(self.state.keys)
 
     def get_secret_value(self) -> str:
@@ -79,8 +78,6 @@ class ApiKey:
 
 
 class ObtainedKeys:
-    """The latest keys of one function or command."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.keys: deque[str] = deque(maxlen=KEPT)

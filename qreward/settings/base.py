@@ -51,24 +51,14 @@ def default(value: Any) -> Any:
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
-class Number:
-    """Validates a number, with pydantic's messages. Booleans are refused, because YAML reads a bare ``on`` or ``yes`` as true."""
-
-    def __init__(
-        self,
-        *,
-        whole: bool = False,
-        least: float | None = None,
-        above: float | None = None,
-        below: float | None = None,
-        most: float | None = None,
-    ) -> None:
-        bounds: Any = Field(ge=least, gt=above, lt=below, le=most, allow_inf_nan=None if whole else False)
-        kind: Any = Annotated[int if whole else float, bounds]
-        self._adapter: TypeAdapter[float] = TypeAdapter(kind)
-
-    def __call__(self, value: object) -> float:
-        return self._adapter.validate_python(not_a_bool(value))
+def Number(  # noqa: N802 - stands for a type
+    *, whole: bool = False, least: float | None = None, above: float | None = None, below: float | None = None, most: float | None = None
+) -> Callable[[object], float]:
+    """Return a validator of numbers, with pydantic's messages. Booleans are refused, because YAML reads a bare ``on`` as true."""
+    kind: Any = int if whole else float
+    bounds: Any = Field(ge=least, gt=above, lt=below, le=most, allow_inf_nan=None if whole else False)
+    adapter: TypeAdapter[float] = TypeAdapter(Annotated[kind, bounds])
+    return lambda value: adapter.validate_python(not_a_bool(value))
 
 
 def not_a_bool(value: object) -> object:

@@ -114,8 +114,8 @@ class ClientConfig(Policy):
         return self
 
 
-def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
-    """Return the configuration in a YAML, JSON or TOML file, or in a mapping.
+def load_config(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientConfig:
+    """Return the configuration in a YAML, JSON or TOML file, or in a mapping. A ``ClientConfig`` is returned as it is.
 
     Environment variables are replaced, and settings that are valid but have no effect are logged as warnings.
 
@@ -126,6 +126,8 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
         >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name
         'gpu-0:8000'
     """
+    if isinstance(source, ClientConfig):
+        return source
     config, place = read_config(source)
     for endpoint, warning in without_effect(config):
         _log.warning("%s: endpoint %r: %s", place, endpoint, warning)

@@ -28,7 +28,6 @@ class SettingsLocation:
         return self._name
 
     def named(self, error: ConfigError) -> ConfigError:
-        """Return the error with this location at the beginning of each fault."""
         faults = [(path, _with_name(path, text, self._content)) for path, text in error.faults]
         lines = {path: self._line_of(path) for path, _ in faults}
         prefix = lambda path: f"{self}: " if lines[path] is None else f"{self}, line {lines[path]}: "  # noqa: E731

@@ -24,7 +24,6 @@ class Slots:
         self._taken, self._process = 0, os.getpid()
 
     def take(self, most: int | None) -> bool:
-        """Count one more call. Returns False, and counts nothing, if ``most`` calls run."""
         if self._process != os.getpid():  # after a fork, the calls of the parent process do not run here
             self.__init__()  # type: ignore[misc]
         with self._lock:
@@ -67,7 +66,6 @@ class LocalFunction:
 
     @property
     def blocks(self) -> bool:
-        """Whether a call needs a thread or a process of its own."""
         return not self.remote and kind_of(self.function) is FunctionKind.THREADED
 
     def columns(self) -> int:
@@ -99,8 +97,6 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 @dataclass(frozen=True)
 class AsgiApp:
-    """An ASGI application, such as a FastAPI app, which is called in this process instead of through a socket."""
-
     app: Any
 
     def __post_init__(self) -> None:

@@ -141,7 +141,6 @@ class Limits(Policy):
         tpm: maximum number of tokens in any minute, in the same way.
         tpm_counts: which tokens the provider counts: the tokens that were ``used`` (default), or the tokens that were ``reserved``
             (``max_tokens``).
-        connects_per_second: maximum number of new connections per second.
         shared: which processes share ``rpm``, ``tpm`` and ``max_concurrency``: ``none``, ``local`` (this user's processes on this machine
             with the same address and key), or ``ray`` (the processes of the whole Ray cluster with the same address and key).
 
@@ -155,7 +154,6 @@ class Limits(Policy):
     rpm: Rate | None = None
     tpm: Rate | None = None
     tpm_counts: Literal["used", "reserved"] = "used"
-    connects_per_second: Rate | None = None
     shared: Literal["none", "local", "ray"] = "none"
 
     @model_validator(mode="after")
@@ -521,8 +519,7 @@ class Endpoint(Policy):
 
     def set_for_connections(self) -> str:
         """Return the names of the settings that only a built-in HTTP client can apply, and that are set."""
-        ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
-        return ", ".join(ours) or "limits.connects_per_second" * (self.limits.connects_per_second is not None)
+        return ", ".join(name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Endpoint:

@@ -1,4 +1,7 @@
-"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many."""
+"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many.
+
+A handle is not the waiter of its stream: when the caller drops the last reference to the handle, the stream is left.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,25 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from qreward.engine.stream_batch import BatchStreamSink
-from qreward.engine.stream_sink import SingleStreamSink, StreamRestarted, StreamWaiter, closed
+from qreward.engine.streams import AnyStreamWaiter, BatchStreamWaiter, StreamRestarted, StreamWaiter, closed
 from qreward.errors import ConfigError, QRewardError
 from qreward.results import BatchResult, Result
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-S = TypeVar("S", bound=StreamWaiter)
+W = TypeVar("W", bound=AnyStreamWaiter)
+T_co = TypeVar("T_co", covariant=True)
 
 
-class StreamHandle(Generic[S]):
-    """A stream that may not have started.
+class StreamHandle(Generic[W]):
+    """A stream that may not have started. ``begin`` starts it in the running event loop and returns its waiter."""
 
-    Args:
-        begin: function that starts the stream and returns its waiter. It is called once. The stream then belongs to the event loop in which
-            ``begin`` was called.
-        restarts: True if a response may start over after part of it was delivered.
-    """
+    __slots__ = ("_begin", "_closed", "_restarts", "_waiter")
 
-    __slots__ = ("_begin", "_closed", "_restarts", "_source")
-
-    def __init__(self, begin: Callable[[], S], *, restarts: bool) -> None:
-        self._begin = begin
-        self._restarts = restarts
-        self._source: S | None = None
+    def __init__(self, begin: Callable[[], W], *, restarts: bool) -> None:
+        self._begin, self._restarts = begin, restarts
+        self._waiter: W | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -44,42 +40,39 @@ class StreamHandle(Generic[S]):
     async def aclose(self) -> None:
         """Stop all requests and wait until their connections are closed. This method can be called repeatedly."""
         self._closed = True
-        source = self._source
-        if source is None:
-            return
-        if asyncio.get_running_loop() is source.driver.loop:
-            source.leave()
-            await source.idle()
+        waiter = self._waiter
+        if waiter is not None and asyncio.get_running_loop() is waiter.driver.loop:
+            waiter.leave()
+            await waiter.idle()
         else:
             self._drop()
 
     def __del__(self) -> None:
         self._drop()
 
-    def _open(self) -> S:
-        if self._source is None:
+    def _open(self) -> W:
+        if self._waiter is None:
             if self._closed:
                 raise closed("")
-            self._source = self._begin()
-        return self._source
+            self._waiter = self._begin()
+        return self._waiter
 
     def _take(self) -> Coroutine[Any, Any, Any]:
-        """Return the next item, or None at the end."""
-        return (self._source or self._open()).take()
+        return (self._waiter or self._open()).take()
 
-    async def _ended(self) -> Any:
-        """Wait for the end of the stream and return the result. If the wait is cancelled or fails, the stream is left."""
+    async def _until(self, end: Callable[[], Any]) -> Any:
+        """Wait for the end, or for another event. If the wait is cancelled or fails, the stream is left."""
         try:
-            return await self._open().ends()
+            return await end()
         except BaseException:
             self._drop()
             raise
 
     def _drop(self) -> None:
         """Leave the stream soon. This method may be called from any thread and at any point, such as during garbage collection."""
-        source = self._source
-        if source is not None and not source.over():
-            source.driver.later(source.leave)
+        waiter = self._waiter
+        if waiter is not None and not waiter.over():
+            waiter.driver.later(waiter.leave)
 
     def _refuse_restarts(self, instead: str) -> None:
         if self._restarts:
@@ -88,25 +81,21 @@ class StreamHandle(Generic[S]):
             )
 
 
-T_co = TypeVar("T_co", covariant=True)
-
-
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
-    """An iterator over a stream. Leaving the iterator early closes the stream."""
+    """An iterator over what ``show`` returns for each event, except None. Leaving the iterator early closes the stream."""
 
     __slots__ = ("_show", "_stream")
 
     def __init__(self, stream: StreamHandle[Any], show: Callable[[Any], T_co | None]) -> None:
-        self._stream = stream
-        self._show = show
+        self._stream, self._show = stream, show
 
     def __aiter__(self) -> StreamReader[T_co]:
         return self
 
     async def __anext__(self) -> T_co:
         try:
-            while (item := await self._stream._take()) is not None:
-                shown = self._show(item)
+            while (event := await self._stream._take()) is not None:
+                shown = self._show(event)
                 if shown is not None:
                     return shown
         except BaseException:  # cancelled, interrupted or discarded: no caller will read on
@@ -122,7 +111,7 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
         self._stream._drop()
 
 
-class Stream(StreamHandle[SingleStreamSink]):
+class Stream(StreamHandle[StreamWaiter]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
     Nothing is sent before the stream is iterated, entered or awaited. From then on, the stream belongs to the running event loop, and only
@@ -145,11 +134,9 @@ class Stream(StreamHandle[SingleStreamSink]):
 
     __slots__ = ()
 
-    # reading
-
     def __aiter__(self) -> AsyncIterator[str]:
         self._refuse_restarts("final()")
-        return StreamReader(self, _text)
+        return StreamReader(self, lambda chunk: chunk.text or None)
 
     def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
         """Iterate over all chunks as openai's objects. Chunks without text, such as tool calls, logprobs and usage, are included.
@@ -162,7 +149,7 @@ class Stream(StreamHandle[SingleStreamSink]):
 
     def events(self) -> AsyncIterator[str | StreamRestarted]:
         """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` means that all earlier texts must be discarded."""
-        return StreamReader(self, _text_or_restart)
+        return StreamReader(self, lambda event: event if isinstance(event, StreamRestarted) else event.text or None)
 
     async def final(self) -> ChatCompletion:
         """Wait for the end and return the whole response, with token usage if the server reported it. Later reads yield no more text.
@@ -171,55 +158,39 @@ class Stream(StreamHandle[SingleStreamSink]):
             RequestError, Rejected: as in :meth:`QRewardClient.chat_completion`.
             StreamInterrupted: the stream broke after the first token, or was left early.
         """
-        result: Result[ChatCompletion] = await self._ended()
+        result: Result[ChatCompletion] = await self._until(self._open().ends)
         return result.value
-
-    # state
 
     @property
     def text(self) -> str:
         """The text received since the last restart, including text that was not read yet."""
-        return "" if self._source is None else self._source.text()
+        return "" if self._waiter is None else self._waiter.text()
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
         """The outcome, with endpoint, attempts and times. The property is None before the end, and if the stream was left early."""
-        return None if self._source is None else self._source.result
-
-    # starting
+        return None if self._waiter is None else self._waiter.result
 
     def __await__(self) -> Generator[Any, Any, Stream]:
         return self._begun().__await__()
 
     async def _begun(self) -> Stream:
-        outlet = self._open()
-        try:
-            await outlet.begins()
-        except BaseException:
-            self._drop()
-            raise
-        if outlet.result is not None and outlet.result.error is not None and not outlet.begun:
-            raise outlet.result.error
+        waiter = self._open()
+        await self._until(waiter.begins)
+        if waiter.result is not None and waiter.result.error is not None and not waiter.begun:
+            raise waiter.result.error
         return self
 
     def __repr__(self) -> str:
-        outlet = self._source
-        state = "not begun" if outlet is None else repr(outlet.result) if outlet.result else "left" if outlet.left else "under way"
+        waiter = self._waiter
+        state = "not begun" if waiter is None else repr(waiter.result) if waiter.result else "left" if waiter.left else "under way"
         return f"<Stream {state}>"
-
-
-def _text(chunk: Any) -> str | None:
-    return chunk.text or None
-
-
-def _text_or_restart(item: Any) -> str | StreamRestarted | None:
-    return item if isinstance(item, StreamRestarted) else item.text or None
 
 
 OnStreamError = Callable[[int, QRewardError], object] | None
 
 
-class BatchStream(StreamHandle[BatchStreamSink]):
+class BatchStream(StreamHandle[BatchStreamWaiter]):
     """Many chat completions that arrive token by token. ``QRewardClient.batch_stream_chat_completion`` returns it.
 
     ``async for index, token in stream`` yields the texts of all streams in the order in which they arrive. ``index`` is the position of
@@ -235,15 +206,13 @@ class BatchStream(StreamHandle[BatchStreamSink]):
 
     __slots__ = ("_on_stream_error",)
 
-    def __init__(self, begin: Callable[[], BatchStreamSink], on_stream_error: OnStreamError, *, restarts: bool) -> None:
+    def __init__(self, begin: Callable[[], BatchStreamWaiter], on_stream_error: OnStreamError, *, restarts: bool) -> None:
         super().__init__(begin, restarts=restarts)
         self._on_stream_error = on_stream_error
 
-    # reading
-
     def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
         self._refuse_restarts("results()")
-        return StreamReader(self, self._text)
+        return StreamReader(self, lambda event: event if type(event[1]) is str else self._event(event) and None)
 
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
         """Iterate over the texts of all streams. At the end of each stream, its ``Result`` follows.
@@ -259,27 +228,20 @@ class BatchStream(StreamHandle[BatchStreamSink]):
             BatchInterrupted: the input raised an exception. ``BatchInterrupted`` holds the finished results.
             StreamInterrupted: the batch was left early.
         """
-        merge = self._open()
-        merge.hush()
-        if not merge.is_read():
+        waiter = self._open()
+        if waiter.only_results():
             async for _ in self.events():
                 pass
-        batch: BatchResult[ChatCompletion] = await self._ended()
+        batch: BatchResult[ChatCompletion] = await self._until(waiter.ends)
         return batch
-
-    def _text(self, event: tuple[int, Any]) -> tuple[int, str] | None:
-        if type(event[1]) is str:
-            return event
-        self._event(event)
-        return None
 
     def _event(self, event: tuple[int, Any]) -> tuple[int, Any]:
         """Return the event. If the event is a failed result, call ``on_stream_error`` first."""
-        what = event[1]
+        index, what = event
         if self._on_stream_error is not None and isinstance(what, Result) and what.error is not None:
-            self._on_stream_error(event[0], what.error)
+            self._on_stream_error(index, what.error)
         return event
 
     def __repr__(self) -> str:
-        merge = self._source
-        return f"<BatchStream {'not begun' if merge is None else 'done' if merge.over() else 'under way'}>"
+        waiter = self._waiter
+        return f"<BatchStream {'not begun' if waiter is None else 'done' if waiter.over() else 'under way'}>"

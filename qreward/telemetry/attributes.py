@@ -25,7 +25,7 @@ CACHED = 4096
 _PORTS = {"http": 80, "https": 443}
 
 
-def _known(attributes: Mapping[str, Any]) -> Attributes:
+def known(attributes: Mapping[str, Any]) -> Attributes:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -38,7 +38,7 @@ class ServerAddress:
         self.name = name
         parts = urlsplit(url if isinstance(url, str) else "")
         port = parts.port or _PORTS.get(parts.scheme)
-        self.server = _known({"server.address": parts.hostname, "server.port": port}) if parts.hostname else {}
+        self.server = known({"server.address": parts.hostname, "server.port": port}) if parts.hostname else {}
         self.endpoint = {"qreward.endpoint": name}
         self.attributes = {"qreward.endpoint": name, **self.server}
 
@@ -64,12 +64,12 @@ class CallKind:
         self.metric: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": provider, "gen_ai.request.model": model}
         self.model = {"gen_ai.request.model": model}
         self.queue = {"qreward.queue.name": route}
-        self.start = self.metric | _known(
+        self.start = self.metric | known(
             {"qreward.route": route, "gen_ai.request.stream": streamed or None, "qreward.batch.size": items or None}
         )
 
     def provider_at(self, address: ServerAddress) -> Attributes:
-        return _known({"gen_ai.provider.name": self._providers.get(address.name)})
+        return known({"gen_ai.provider.name": self._providers.get(address.name)})
 
 
 @lru_cache(CACHED)
@@ -82,13 +82,13 @@ def call_point(
     kind: CallKind, address: ServerAddress | None, model: str | None = None, error: str | None = None, token: str | None = None
 ) -> Attributes:
     where = {} if address is None else address.server | kind.provider_at(address)
-    return kind.metric | where | _known({"gen_ai.response.model": model, "error.type": error, "gen_ai.token.type": token})
+    return kind.metric | where | known({"gen_ai.response.model": model, "error.type": error, "gen_ai.token.type": token})
 
 
 @lru_cache(CACHED)
 def attempt_point(kind: CallKind, address: ServerAddress, attempt_type: str, outcome: str, error: str | None) -> Attributes:
     what = {"qreward.attempt.type": attempt_type, "qreward.attempt.outcome": outcome, **kind.model}
-    return what | address.attributes | _known({"error.type": error})
+    return what | address.attributes | known({"error.type": error})
 
 
 # answers
@@ -109,18 +109,24 @@ class ResponseMetadata(NamedTuple):
     cached: int | None = None
     reasoning: int | None = None
 
+    def attributes(self, answer: Answer | None) -> Attributes:
+        found: Attributes = {
+            "gen_ai.response.id": self.id,
+            "gen_ai.response.model": self.model,
+            "gen_ai.response.finish_reasons": self.reasons or None,
+            "openai.response.system_fingerprint": self.fingerprint,
+        }
+        if answer is not None:
+            found |= {
+                "gen_ai.usage.input_tokens": answer.prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": self.cached,
+                "gen_ai.usage.reasoning.output_tokens": self.reasoning,
+            }
+        return known(found)
+
 
 NOTHING = ResponseMetadata()
-
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: Any = None
-    reasoning_tokens: Any = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -132,7 +138,7 @@ class _Body(msgspec.Struct, gc=False):
     model: Any = None
     system_fingerprint: Any = None
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -157,20 +163,20 @@ def _read(body: bytes) -> ResponseMetadata:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NOTHING
     reasons = tuple([_text(choice.finish_reason) or "" for choice in seen.choices or ()])
-    cached = reasoning = None
-    if (usage := seen.usage) is not None:
-        cached = _count(getattr(usage.prompt_tokens_details, "cached_tokens", None))
-        reasoning = _count(getattr(usage.completion_tokens_details, "reasoning_tokens", None))
+    cached = _detail(seen.usage, "prompt_tokens_details", "cached_tokens")
+    reasoning = _detail(seen.usage, "completion_tokens_details", "reasoning_tokens")
     fingerprint = _text(seen.system_fingerprint)
     return ResponseMetadata(_text(seen.id), _text(seen.model), reasons if any(reasons) else (), fingerprint, cached, reasoning)
 
 
+def _detail(usage: dict[str, Any] | None, details: str, name: str) -> int | None:
+    found = usage and usage.get(details)
+    count = found.get(name) if isinstance(found, dict) else None
+    return count if type(count) is int else None
+
+
 def _text(value: object) -> str | None:
     return value[:MAX_TEXT] if isinstance(value, str) and value else None
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int else None
 
 
 # requests
@@ -182,12 +188,11 @@ MAX_REQUEST_TEXT = 64
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    """Return the parameters of a request as attributes."""
     found: Attributes = {}
     for name, value in params.items():
-        known = _PARAMETERS.get(name)
-        if known is not None and (recorded := known[1](value)) is not None:
-            found[known[0]] = recorded
+        place = _PARAMETERS.get(name)
+        if place is not None and (recorded := place[1](value)) is not None:
+            found[place[0]] = recorded
     return found
 
 
@@ -230,7 +235,6 @@ _ERROR_TYPES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def error_type(error: BaseException) -> str:
-    """Return the ``error.type`` of an error: its HTTP status, a name such as ``timeout``, or the name of its class."""
     if isinstance(error, errors.StreamInterrupted) and isinstance(error.__cause__, errors.RequestError):
         error = error.__cause__
     status = getattr(error, "status_code", None)
@@ -251,7 +255,6 @@ def error_description(error: BaseException) -> str:
 
 
 def rejection(error: BaseException) -> str:
-    """Return why a call ended without being sent."""
     if isinstance(error, errors.QueueFull):
         return "full"
     if isinstance(error, TimeoutError | errors.DeadlineExceeded):
@@ -266,7 +269,6 @@ MAX_MESSAGES = 64
 
 
 def messages_of(task: Task, end: End, reasons: tuple[str, ...], longest: int, *, with_output: bool) -> Attributes:
-    """Return the messages of a call as attributes, each text with at most ``longest`` characters."""
     headers = Secrets().and_headers(getattr(task.payload, "headers", None))
     endpoints = [source.handle for source in (task.pool.sources if task.pool is not None else ())]
     secrets = [headers, *(secrets_of(each) for each in endpoints if hasattr(each, "api_key"))]  # type: ignore[arg-type]

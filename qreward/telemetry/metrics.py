@@ -9,19 +9,19 @@ from functools import cache, partial
 from importlib import metadata
 from math import isfinite
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from qreward.engine import background
-from qreward.engine.snapshots import ClientState
+from qreward.scheduler.why import route_of
 from qreward.telemetry.attributes import address_of
 
 CHECK_INTERVAL = 0.05
 """Minimum number of seconds between two checks whether a provider records anything. Checks are made only when calls are made."""
 
-Kind = Literal["histogram", "counter", "observable_counter", "observable_updowncounter", "observable_gauge"]
+Kind = Literal["histogram", "counter", "observable_updowncounter"]
 
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """Suggested bucket boundaries of histograms of durations."""
@@ -32,8 +32,6 @@ ITEMS = tuple(2**power for power in range(13))
 
 
 class Metric(NamedTuple):
-    """One instrument: its name, kind, unit, description and bucket boundaries."""
-
     name: str
     kind: Kind
     unit: str
@@ -52,14 +50,9 @@ def _state(name: str, unit: str, description: str) -> Metric:
 METRICS = {
     "duration": _seconds("gen_ai.client.operation.duration", "GenAI operation duration."),
     "first_chunk": _seconds("gen_ai.client.operation.time_to_first_chunk", "Time until the first chunk of a streamed answer."),
-    "per_chunk": _seconds("gen_ai.client.operation.time_per_output_chunk", "Time between chunks of a streamed answer."),
     "tokens": Metric("gen_ai.client.token.usage", "histogram", "{token}", "Number of input and output tokens used.", TOKENS),
     "attempt_duration": _seconds("qreward.client.attempt.duration", "Duration of one attempt at one endpoint."),
-    "retry_delay": _seconds("qreward.client.call.retry_delay", "Time in which a call that was retried had no attempt in flight."),
     "queue_size": _state("qreward.client.queue.size", "{request}", "Requests that wait for an endpoint."),
-    "queue_capacity": _state(
-        "qreward.client.queue.capacity", "{request}", "Maximum number of single requests that may wait, if there is a limit."
-    ),
     "waiting": _state("qreward.client.waiting", "{request}", "Items that have no result and are not in flight, by what they wait for."),
     "queue_wait": _seconds("qreward.client.queue.wait_time", "Time of a single call before its first attempt."),
     "queue_rejections": Metric(
@@ -67,17 +60,7 @@ METRICS = {
     ),
     "active_requests": _state("qreward.client.active_requests", "{request}", "Requests in flight at an endpoint."),
     "limit": _state("qreward.client.concurrency.limit", "{request}", "Requests that an endpoint may have in flight now."),
-    "limit_changes": Metric(
-        "qreward.client.concurrency.limit.changes",
-        "observable_counter",
-        "{change}",
-        "Changes of qreward.client.concurrency.limit, by direction and reason.",
-    ),
-    "rate_limit_wait": _seconds(
-        "qreward.client.rate_limit.wait_time", "Time in which no requests are sent to an endpoint that rejected one."
-    ),
     "endpoint_count": _state("qreward.client.endpoint.count", "{endpoint}", "Endpoints by state: available, ejected, probing."),
-    "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that the budget allows now."),
     "batch_size": Metric("qreward.client.batch.size", "histogram", "{item}", "Calls that were merged into one request.", ITEMS),
     "schedule_duration": _seconds("qreward.schedule.duration", "Duration of a call of a scheduled function."),
 }
@@ -100,41 +83,34 @@ def is_active(provider: object) -> bool:
     return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
 
-def _limit_changes(state: ClientState) -> Points:
-    for source in state.sources:
-        changes = dict(source.window.changes)
-        for (direction, reason), times in changes.items():
-            what = {"qreward.change.direction": direction, "qreward.change.reason": "away" if reason == "nobody" else reason}
-            yield times, address_of(source).attributes | what
+def _queues(client: Any) -> Points:
+    for pool in client.look.pools():
+        yield len(pool.queue), {"qreward.queue.name": route_of(pool)}
 
 
-def _endpoints(state: ClientState) -> Points:
+def _waiting(client: Any) -> Points:
+    pools = client.look.pools()
+    for pool, why in zip(reversed(pools), reversed(client.look.explain(pools)), strict=False):  # reasons beyond the routes come first
+        yield why.waiting, {"qreward.queue.name": route_of(pool), "qreward.waiting.for": why.code}
+
+
+def _endpoints(client: Any) -> Points:
     found = Counter({"available": 0, "ejected": 0, "probing": 0})
-    for source in state.sources:
+    for source in client.fleet.sources():
         health = source.health
         found["ejected" if not health.in_service else "probing" if health.half_open else "available"] += 1
     for name, count in found.items():
         yield count, {"qreward.endpoint.state": name}
 
 
-OBSERVED: dict[str, Callable[[ClientState], Points]] = {
-    "queue_size": lambda state: ((queue.waiting, {"qreward.queue.name": queue.name}) for queue in state.queues),
-    "queue_capacity": lambda state: (
-        (queue.capacity, {"qreward.queue.name": queue.name}) for queue in state.queues if queue.capacity is not None
-    ),
-    "waiting": lambda state: (
-        (queue.why.waiting, {"qreward.queue.name": queue.name, "qreward.waiting.for": queue.why.code}) for queue in state.queues
-    ),
-    "active_requests": lambda state: ((source.inflight, address_of(source).attributes) for source in state.sources),
-    "limit": lambda state: ((source.window.limit, address_of(source).attributes) for source in state.sources),
-    "limit_changes": _limit_changes,
+OBSERVED: dict[str, Callable[[Any], Points]] = {
+    "queue_size": _queues,
+    "waiting": _waiting,
+    "active_requests": lambda client: ((source.inflight, address_of(source).attributes) for source in client.fleet.sources()),
+    "limit": lambda client: ((source.window.limit, address_of(source).attributes) for source in client.fleet.sources()),
     "endpoint_count": _endpoints,
-    "hedge_budget": lambda state: iter([(state.hedge_budget, {"qreward.pool": "client"})]),
 }
-"""Key of an observable metric -> function that yields its points."""
-
-Read = Callable[[Any], ClientState]
-"""A function that returns the current state of a client."""
+"""Key of an observable metric -> function that yields its points of a client's ``Runtime``."""
 
 
 class Instruments:
@@ -144,7 +120,7 @@ class Instruments:
         self._provider = provider
         self._live = False
         self._checked_at = -1.0
-        self._clients: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
+        self._clients: WeakSet[Any] = WeakSet()
         meter = metrics.get_meter("qreward", version(), provider, SCHEMA_URL)
         self.__dict__.update({key: self._make(meter, key, metric) for key, metric in METRICS.items()})
 
@@ -159,50 +135,39 @@ class Instruments:
             self._live = is_active(provider)
         return self._live
 
-    def observe(self, client: object, read: Read) -> None:
-        """Observe the state of a client. Only a weak reference to the client is kept."""
+    def observe(self, client: Any) -> None:
         with _lock:
-            self._clients[client] = read
+            self._clients.add(client)
 
     def _make(self, meter: metrics.Meter, key: str, metric: Metric) -> Any:
-        if metric.kind == "histogram":
-            advice = list(metric.buckets)
-            return meter.create_histogram(metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=advice)
-        if metric.kind == "counter":
-            return meter.create_counter(metric.name, metric.unit, metric.description)
-        create = {
-            "observable_counter": meter.create_observable_counter,
-            "observable_updowncounter": meter.create_observable_up_down_counter,
-            "observable_gauge": meter.create_observable_gauge,
-        }[metric.kind]
-        return create(metric.name, [partial(self._observe, key)], metric.unit, metric.description)
+        name, kind, unit, description, buckets = metric
+        if kind == "histogram":
+            return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=list(buckets))
+        if kind == "counter":
+            return meter.create_counter(name, unit, description)
+        return meter.create_observable_up_down_counter(name, [partial(self._observe, key)], unit, description)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         with _lock:
-            clients = list(self._clients.items())
-        for client, read in clients:
-            for value, attributes in OBSERVED[key](read(client)):
+            clients = list(self._clients)
+        for client in clients:
+            for value, attributes in OBSERVED[key](client):
                 point = tuple(sorted(attributes.items()))
                 sums[point] = sums.get(point, 0) + value
         return [Observation(value, dict(point)) for point, value in sums.items() if isfinite(value)]
 
 
 _lock = threading.Lock()
-_of_provider: WeakKeyDictionary[MeterProvider, Instruments] = WeakKeyDictionary()
-_of_global: list[Instruments] = []
+_of_provider: WeakKeyDictionary[object, Instruments] = WeakKeyDictionary()
 
 
 def instruments_of(provider: MeterProvider | None) -> Instruments:
-    """Return the instruments of a provider. They are created on first use."""
+    key: object = provider or Instruments  # the global provider may be set later
     with _lock:
-        if provider is None:
-            if not _of_global:
-                _of_global.append(Instruments(None))
-            return _of_global[0]
-        if provider not in _of_provider:
-            _of_provider[provider] = Instruments(provider)
-        return _of_provider[provider]
+        if key not in _of_provider:
+            _of_provider[key] = Instruments(provider)
+        return _of_provider[key]
 
 
 def _after_fork(_: object) -> None:

@@ -13,11 +13,12 @@ from opentelemetry import propagate
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_tracer_provider, set_span_in_context
 
-from qreward.engine.instrumentation import End, error_of, model_of, operation_of, outcome_of, queued, route_of, type_of
+from qreward.engine.instrumentation import End, error_of, model_of, operation_of, outcome_of, queued, type_of
 from qreward.observers import CARRIED
-from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, Task
+from qreward.scheduler.why import route_of
 from qreward.telemetry.attributes import (
     NOTHING,
     Attributes,
@@ -30,6 +31,7 @@ from qreward.telemetry.attributes import (
     call_point,
     error_description,
     error_type,
+    known,
     messages_of,
     metadata_of,
     rejection,
@@ -74,8 +76,6 @@ class AttemptScope:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The state of a call that is recorded."""
-
     kind: CallKind
     span: Span
     context: Context | None  # the context of its attempts; None if there is nothing to propagate
@@ -85,8 +85,6 @@ class CallState:
     metered: bool  # the metrics are recorded
     merged: bool = False  # it is an item of a merged request, which records the usage
     first: float | None = None  # seconds until the first chunk
-    idle_since: float | None = None  # since when no attempt has been in flight
-    idle: float | None = None  # seconds between its attempts without one in flight
 
     def at(self, source: Source) -> ServerAddress:
         address = self.address
@@ -103,7 +101,6 @@ class CallWatcher:
         self._quiet: object = None  # the context of the caller for whom nothing was recorded
         self._quiet_since = 0.0
         self._last_params: tuple[Any, Attributes] = None, {}
-        self._closed: dict[str, float] = {}  # endpoint -> the known end of its cooldown
 
     # the Watcher protocol
 
@@ -144,12 +141,8 @@ class CallWatcher:
         if call is None:
             return
         call.address = call.at(attempt.source)
-        if attempt.number == 1:
-            if task.feed is None and call.metered:
-                self._meters.queue_wait.record(queued(task, attempt.sent_at), call.kind.queue)
-        elif not attempt.hedge:
-            call.idle = (call.idle or 0.0) + (0.0 if call.idle_since is None else attempt.sent_at - call.idle_since)
-            call.idle_since = None
+        if attempt.number == 1 and task.feed is None and call.metered:
+            self._meters.queue_wait.record(queued(task, attempt.sent_at), call.kind.queue)
         if call.context is not None:
             attempt.span = AttemptScope(call.context, propagates=self._telemetry.propagate)
             if call.recording and attempt.number > 1:
@@ -163,21 +156,11 @@ class CallWatcher:
         if call.metered:
             self._meters.first_chunk.record(call.first, call_point(call.kind, address_of(attempt.source)))
 
-    def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        call: CallState | None = attempt.task.span
-        if call is None or not (self._telemetry.chunks and call.metered):
-            return
-        point = call_point(call.kind, address_of(attempt.source))
-        for gap in gaps:
-            self._meters.per_chunk.record(gap, point)
-
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         task = attempt.task
         call: CallState | None = task.span
         if call is None:
             return
-        if task.attempt is None and not attempt.won:
-            call.idle_since = now
         plain = attempt.won and task.sends == 1  # such an attempt has no span of its own
         if plain and not call.metered:
             return
@@ -187,13 +170,14 @@ class CallWatcher:
         if call.metered:
             point = attempt_point(call.kind, address, type_of(attempt), result, failure)
             self._meters.attempt_duration.record(now - attempt.sent_at, point)
-            if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED:
-                until, known = attempt.source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
-                if until > known:
-                    self._closed[address.name] = until
-                    self._meters.rate_limit_wait.record(until - known, address.attributes)
-        if call.recording and not plain:
-            self._end_attempt(attempt, address, result, error, failure)
+        scope: AttemptScope | None = attempt.span
+        if not call.recording or plain or scope is None:
+            return
+        if scope.span is None:  # only its end shows that a first attempt gets a span
+            scope.begin(self._tracer, attempt, address)
+        status = 200 if result in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for any status 2xx
+        found = known({"qreward.attempt.outcome": result, "http.response.status_code": status, "error.type": failure})
+        end_span(scope.span, found, error)
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
         call: CallState | None = task.span
@@ -207,34 +191,15 @@ class CallWatcher:
         if call.metered:
             self._record_metrics(task, call, end, metadata, failure, now)
         if call.recording:
-            attributes = self._end_attributes(task, call, end, metadata, failure, now)
+            found = self._end_attributes(task, call, end, metadata, now)
+            if failure is not None:
+                found["error.type"] = failure
             if self._telemetry.capture_content:
                 longest, inference = self._telemetry.content_length, call.kind.inference
-                attributes |= messages_of(task, end, metadata.reasons, longest, with_output=inference)
-            call.span.set_attributes(attributes)
-            if error is not None:
-                call.span.set_status(Status(StatusCode.ERROR, error_description(error)))
-            call.span.end()
+                found |= messages_of(task, end, metadata.reasons, longest, with_output=inference)
+            end_span(call.span, found, error)
 
-    # spans
-
-    def _end_attempt(self, attempt: Attempt, address: ServerAddress, result: str, error: Any, failure: str | None) -> None:
-        scope: AttemptScope | None = attempt.span
-        if scope is None:
-            return
-        if scope.span is None:  # only its end shows that a first attempt gets a span
-            scope.begin(self._tracer, attempt, address)
-        assert scope.span is not None
-        status = 200 if result in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for any status 2xx
-        found = {"qreward.attempt.outcome": result, "http.response.status_code": status, "error.type": failure}
-        scope.span.set_attributes({name: value for name, value in found.items() if value is not None})
-        if error is not None:
-            scope.span.set_status(Status(StatusCode.ERROR, error_description(error)))
-        scope.span.end()
-
-    def _end_attributes(
-        self, task: Task, call: CallState, end: End, metadata: ResponseMetadata, failure: str | None, now: float
-    ) -> Attributes:
+    def _end_attributes(self, task: Task, call: CallState, end: End, metadata: ResponseMetadata, now: float) -> Attributes:
         found = {**self._params(task), "qreward.attempt.count": task.sends, "qreward.queue.wait_time": queued(task, now)}
         address = call.address
         if address is not None:
@@ -243,25 +208,10 @@ class CallWatcher:
             found["qreward.hedge.count"] = task.copies
         if call.first is not None:
             found["gen_ai.response.time_to_first_chunk"] = call.first
-        if failure is not None:
-            found["error.type"] = failure
-            if call.first is not None:
+            if isinstance(end, BaseException):
                 found["gen_ai.response.finish_reasons"] = ("error",)
-        elif isinstance(end, Answer):
-            known: Attributes = {
-                "gen_ai.response.id": metadata.id,
-                "gen_ai.response.model": metadata.model,
-                "gen_ai.response.finish_reasons": metadata.reasons or None,
-                "openai.response.system_fingerprint": metadata.fingerprint,
-            }
-            if not call.merged:  # otherwise, the span of the merged request records the tokens
-                known |= {
-                    "gen_ai.usage.input_tokens": end.prompt_tokens,
-                    "gen_ai.usage.output_tokens": end.output_tokens,
-                    "gen_ai.usage.cache_read.input_tokens": metadata.cached,
-                    "gen_ai.usage.reasoning.output_tokens": metadata.reasoning,
-                }
-            found |= {name: value for name, value in known.items() if value is not None}
+        if isinstance(end, Answer):
+            found |= metadata.attributes(None if call.merged else end)  # the span of a merged request records the tokens
         return found
 
     def _params(self, task: Task) -> Attributes:
@@ -278,8 +228,6 @@ class CallWatcher:
 
     def _record_metrics(self, task: Task, call: CallState, end: End, metadata: ResponseMetadata, failure: str | None, now: float) -> None:
         meters, kind, address = self._meters, call.kind, call.address
-        if call.idle is not None:
-            meters.retry_delay.record(call.idle, kind.model)
         if isinstance(end, BaseException) and not task.sends and not call.merged:
             meters.queue_rejections.add(1, {"qreward.queue.rejection.reason": rejection(end)})
         if end is None:  # cancelled by its caller: neither a success nor a failure
@@ -290,3 +238,11 @@ class CallWatcher:
             for token, count in (("input", end.prompt_tokens), ("output", end.output_tokens)):
                 if count is not None:
                     meters.tokens.record(count, call_point(kind, address, metadata.model, None, token))
+
+
+def end_span(span: Span | None, attributes: Attributes, error: BaseException | None) -> None:
+    assert span is not None
+    span.set_attributes(attributes)
+    if error is not None:
+        span.set_status(Status(StatusCode.ERROR, error_description(error)))
+    span.end()

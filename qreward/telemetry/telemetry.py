@@ -14,7 +14,7 @@ from opentelemetry import trace
 
 from qreward.errors import ConfigError
 from qreward.settings.base import shown
-from qreward.telemetry.metrics import SCHEMA_URL, Instruments, Read, instruments_of, is_active, version
+from qreward.telemetry.metrics import SCHEMA_URL, Instruments, instruments_of, is_active, version
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -37,7 +37,6 @@ class Telemetry:
         provider: value of ``gen_ai.provider.name``, which names the kind of API.
         providers: name of an endpoint -> value of ``gen_ai.provider.name`` for this endpoint.
         propagate: whether ``traceparent`` and all other headers of the program's propagators are sent with each attempt.
-        chunks: whether the time between the chunks of streams is also recorded (about 8 us per chunk).
         capture_content: whether messages are recorded on the spans of calls. The default is True if the environment variable
             ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is ``span_only`` or ``span_and_event``.
         content_length: maximum number of characters of one text that are recorded.
@@ -59,13 +58,12 @@ class Telemetry:
         provider: str = "openai",
         providers: Mapping[str, str] | None = None,
         propagate: bool = True,
-        chunks: bool = False,
         capture_content: bool | None = None,
         content_length: int = 4096,
     ) -> None:
         self.tracer_provider, self.meter_provider = tracer_provider, meter_provider
         self.provider, self.providers = provider, dict(providers or {})
-        self.propagate, self.chunks = propagate, chunks
+        self.propagate = propagate
         if capture_content is None:
             capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in ("span_only", "span_and_event")
         if not isinstance(capture_content, bool):
@@ -81,10 +79,6 @@ class Telemetry:
     def instruments(self) -> Instruments:
         return instruments_of(self.meter_provider)
 
-    def observe(self, client: object, read: Read) -> None:
-        """Report the state of a client whenever metrics are collected. Only a weak reference to the client is kept."""
-        self.instruments.observe(client, read)
-
     def flush(self) -> None:
         """Flush the providers that were passed in."""
         self._each("force_flush")
@@ -99,7 +93,7 @@ class Telemetry:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # without the providers: the process that unpickles them uses its own global ones
-        kept = ("provider", "providers", "propagate", "chunks", "capture_content", "content_length")
+        kept = ("provider", "providers", "propagate", "capture_content", "content_length")
         return partial(Telemetry, **{name: getattr(self, name) for name in kept}), ()
 
     def __repr__(self) -> str:

@@ -1,12 +1,14 @@
-"""Admission control of a fake endpoint: rate limits and concurrency slots."""
+"""What a fake endpoint admits, and when its work ends: rate limits, concurrency slots, phases and the prefix cache."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import deque
+from typing import NamedTuple
 
-from qreward.testing.spec import FakeEndpoint
+from qreward.testing.spec import FakeEndpoint, Phase
+from qreward.testing.text import BYTES_PER_TOKEN
 
 _ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
 
@@ -36,7 +38,7 @@ class Rates:
     """Applies the rate limits of one endpoint. There may be a limit on requests, a limit on tokens, both limits, or no limit."""
 
     def __init__(self, endpoint: FakeEndpoint) -> None:
-        limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, endpoint.token_burst)}
+        limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, max(1.0, endpoint.tpm or 1.0))}
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     def admit(self, tokens: int) -> tuple[str, float] | None:
@@ -60,8 +62,6 @@ class Rates:
 
 
 class Slot:
-    """Holds the place of one request among the concurrent requests of an endpoint."""
-
     __slots__ = ("_admission", "due")
 
     def __init__(self, admission: RequestAdmission) -> None:
@@ -69,7 +69,6 @@ class Slot:
         self.due = math.inf
 
     def free(self) -> None:
-        """Release the slot. A second call has no effect."""
         self._admission.leave(self)
 
 
@@ -133,3 +132,119 @@ def duration(seconds: float) -> str:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
+
+
+_ERRORS = ("dead", "error_503", "error_500")
+
+
+class TimeWindow(NamedTuple):
+    """Holds a phase with its absolute start and end, in seconds."""
+
+    start: float
+    end: float
+    phase: Phase
+
+
+class Timeline:
+    """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
+
+    def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
+        self._windows = [_window(phase, origin) for phase in phases if phase.after_requests is None]
+        self._waiting = [phase for phase in phases if phase.after_requests is not None]
+
+    def count(self, requests: int, now: float) -> bool:
+        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began."""
+        if not self._waiting:
+            return False
+        begun = [phase for phase in self._waiting if phase.after_requests is not None and requests >= phase.after_requests]
+        self._waiting = [phase for phase in self._waiting if phase not in begun]
+        self._windows.extend(_window(phase, now) for phase in begun)
+        return bool(begun)
+
+    def at(self, now: float) -> Phase | None:
+        """Return the phase that is active at the time ``now``; None in normal operation."""
+        active = [window.phase for window in self._windows if window.start <= now < window.end]
+        return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
+
+    def next_change(self, now: float) -> float:
+        """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""
+        return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
+
+    def plan(self, now: float, service: float) -> tuple[float, str | None]:
+        """Return the time at which work ends, and the error that ends the work early; None if the work is completed."""
+        if not self._windows:
+            return now + service, None
+        while True:
+            phase, until = self.at(now), self.next_change(now)
+            if phase is not None and refuses(phase):
+                return now, phase.behaviour
+            speed = speed_in(phase)
+            if speed and service <= (until - now) * speed:
+                return now + service / speed, None
+            if until == math.inf:
+                return math.inf, None
+            service -= (until - now) * speed
+            now = until
+
+    def opens(self, now: float) -> float:
+        """Return the first time, not before ``now``, at which requests are admitted."""
+        while refuses(self.at(now)):
+            now = self.next_change(now)
+        return now
+
+
+def refuses(phase: Phase | None) -> bool:
+    """Return whether the phase refuses new requests and ends the requests in flight."""
+    return phase is not None and phase.behaviour in _ERRORS
+
+
+def speed_in(phase: Phase | None) -> float:
+    """Return the seconds of work that are done per second in this phase."""
+    if phase is None:
+        return 1.0
+    return 1 / phase.factor if phase.behaviour == "slow" else 0.0
+
+
+def _window(phase: Phase, origin: float) -> TimeWindow:
+    end = math.inf if phase.end is None else origin + phase.end
+    return TimeWindow(origin + phase.start, end, phase)
+
+
+class PromptCache:
+    def __init__(self, tokens: int, block: int, prefill: float) -> None:
+        self.tokens, self.block = tokens, block
+        self._prefill = prefill
+        self.queried = self.hits = self.computed = 0
+        self._running = 0
+        self._blocks: dict[int, None] = {}  # hash of a prompt up to the end of a block; least recently used first
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        return float(self._running), 0.0, len(self._blocks) * self.block / self.tokens
+
+    async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:  # noqa: ARG002 - part of the interface
+        keys = chain(model, text, self.block * BYTES_PER_TOKEN)[: (prompt - 1) // self.block]
+        known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
+        for key in keys:
+            self._blocks.pop(key, None)
+            self._blocks[key] = None
+        while len(self._blocks) * self.block > self.tokens:
+            del self._blocks[next(iter(self._blocks))]
+        cached = known * self.block
+        self.queried += prompt
+        self.hits += cached
+        self.computed += prompt - cached
+        self._running += 1
+        try:
+            await asyncio.sleep(self._prefill * (prompt - cached))
+        finally:
+            self._running -= 1
+        return cached
+
+
+def chain(model: str, text: bytes, size: int) -> list[int]:
+    keys, previous = [], hash(model)
+    for begin in range(0, len(text) - size + 1, size):
+        previous = hash((previous, text[begin : begin + size]))
+        keys.append(previous)
+    return keys

@@ -9,14 +9,12 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError
-from qreward.testing.server_routes import ErrorResponse, Job, Route, RouteCall
+from qreward.testing.kinds import ErrorResponse, Job, Route, RouteCall
 from qreward.testing.synthetic_judge import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 
 
 class DecisionCall(NamedTuple):
-    """Holds a parsed decision request."""
-
     model: str | None
     input: str
     asked: Sequence[Asked]
@@ -55,7 +53,6 @@ def _written(asked: Asked) -> str:
 
 
 def asked_of(question: Mapping[str, Any]) -> Asked:
-    """Return a question of OpenAI's form."""
     text, name = question["instructions"], question.get("name")
     if not isinstance(text, str):
         text = "\n".join(part["text"] for part in text)
@@ -71,7 +68,6 @@ def expected_level(read: JudgeRead) -> float:
 
 
 def answer_of(asked: Asked, read: JudgeRead) -> dict[str, Any]:
-    """Return an answer in OpenAI's form."""
     if asked.kind == "yes_no":
         return {"type": "predicate", "name": asked.name, "probability": read.probabilities[0]}
     confidence = max(read.probabilities) * read.label_mass

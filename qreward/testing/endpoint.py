@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from qreward.testing.admission import Rates, RequestAdmission
-from qreward.testing.phases import Timeline
-from qreward.testing.prefix_cache import PromptCache
+from qreward.testing.admission import PromptCache, Rates, RequestAdmission, Timeline
+from qreward.testing.responders import Write, writer_of
 from qreward.testing.spec import FakeEndpoint, Phase
 
 
@@ -37,9 +36,6 @@ class Seen(msgspec.Struct, frozen=True):
             Decisions count the prompt tokens and one token per question. All other routes, and the kind ``nim``, count the prompt tokens.
         computed: prompt tokens that were computed, with ``prefix_cache``.
         cached: prompt tokens that were found in the ``prefix_cache``.
-        first_request: time at which the first request arrived, in seconds since the start of these statistics; None before the first
-            request.
-        last_request: time at which the last request arrived, in seconds since the start of these statistics; None before the first request.
     """
 
     name: str
@@ -54,20 +50,9 @@ class Seen(msgspec.Struct, frozen=True):
     tokens: int = 0
     computed: int = 0
     cached: int = 0
-    first_request: float | None = None
-    last_request: float | None = None
 
 
 DEAD = Phase(behaviour="dead")
-
-
-class EndpointService(Protocol):
-    """Answers requests that are not routes, such as those of a Batch API."""
-
-    def takes_path(self, path: str) -> bool: ...
-    def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None: ...
-    def configure(self, spec: FakeEndpoint) -> None: ...
-    def advance(self, now: float) -> None: ...
 
 
 class FakeEndpointState:
@@ -75,7 +60,7 @@ class FakeEndpointState:
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
-        self.write = spec.writer()
+        self.write = self.new_writer(spec)
         self.admission = RequestAdmission(spec.max_concurrency)
         self.killed = False
         self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
@@ -86,24 +71,21 @@ class FakeEndpointState:
         self.epoch = time.monotonic()
         self.counts: Counter[str] = Counter()  # the counts in Seen
         self.errors: Counter[str] = Counter()
-        self._first_request: float | None = None
-        self._last_request: float | None = None
         self._digests: set[bytes] = set()
         self.admission.peak = self.admission.in_flight
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
         self._empty_cache()
-        self.service: EndpointService | None = self.spec.service(self)
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
         """Change the settings. State that does not depend on a changed setting is kept."""
+        self.write = self.new_writer(spec)
         before, self.spec = self.spec, spec
-        self.write = spec.writer()
         self.admission.limit = spec.max_concurrency
         self.admission.hand_over()
-        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst", "burst_tokens")):
+        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst")):
             self.rates = Rates(spec)
         if before.phases != spec.phases:
             self.timeline = Timeline(spec.phases, self.epoch)
@@ -111,8 +93,6 @@ class FakeEndpointState:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
             self._empty_cache()
-        if self.service is not None:
-            self.service.configure(spec)
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
@@ -125,13 +105,10 @@ class FakeEndpointState:
         """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
         now = time.monotonic()
         self.counts["requests"] += 1
-        self._last_request = now - self.epoch
-        self._first_request = self._last_request if self._first_request is None else self._first_request
         if self.timeline.count(self.counts["requests"], now):
             self.phases_changed()
 
     def recognise(self, digest: bytes) -> None:
-        """Count a duplicate if an earlier request had this digest."""
         self.counts["duplicates"] += digest in self._digests
         self._digests.add(digest)
 
@@ -169,8 +146,6 @@ class FakeEndpointState:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
-        if self.service is not None:
-            self.service.advance(time.monotonic())
         admission = self.admission
         counts: dict[str, Any] = dict(self.counts)
         if self.cache is not None:
@@ -180,18 +155,20 @@ class FakeEndpointState:
             errors=dict(self.errors),
             in_flight=admission.in_flight,
             peak_in_flight=admission.peak,
-            first_request=self._first_request,
-            last_request=self._last_request,
             **counts,
         )
 
     def _empty_cache(self) -> None:
         """Start with an empty prefix cache. Requests in flight stay with the previous one."""
-        self.cache: PromptCache | None = self.spec.prompt_cache()
+        self.cache = self.new_cache()
 
-    def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        self.recognise(digest)
-        self.ended_in(problem, tokens)
+    def new_writer(self, spec: FakeEndpoint) -> Write:
+        """Return the function that writes the responses to chats. Raises ``ConfigError`` if the responder cannot be imported."""
+        return writer_of(spec.responder)
+
+    def new_cache(self) -> PromptCache | None:
+        cache = self.spec.prefix_cache
+        return None if cache is None else PromptCache(cache.tokens, cache.block, cache.prefill)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

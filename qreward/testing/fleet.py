@@ -9,13 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
 from qreward.testing.endpoint import Seen
-from qreward.testing.server import HOST, InLoop, InProcess, InThread
+from qreward.testing.hosts import InLoop, InProcess, InThread
+from qreward.testing.server import HOST
 from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
 
 Host = InLoop | InThread | InProcess
@@ -50,7 +49,7 @@ class FakeFleet:
         self._process = process
         self._host: Host | None = None
         self._ports: dict[str, int] = {}
-        self._last_seen: list[Any] = []
+        self._last_seen: dict[str, Seen] = {}
 
     async def __aenter__(self) -> FakeFleet:
         host = self._new_host(InLoop)
@@ -96,9 +95,9 @@ class FakeFleet:
         Raises:
             ConfigError: the name is unknown.
         """
-        position = list(self._specs).index(self._named(name).name)
-        known = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
-        return msgspec.convert(known[position], Seen)
+        name = self._named(name).name
+        known: dict[str, Seen] = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
+        return known[name]
 
     def reset(self) -> None:
         """Start over with the present settings: set the statistics to zero, refill the rate limits, and restart the phases and faults.
@@ -110,7 +109,7 @@ class FakeFleet:
     def set(self, name: str, **changes: Any) -> None:
         """Change settings of an endpoint while it runs. Requests that are being served keep the old settings.
 
-        A change of ``rpm``, ``tpm``, ``burst`` or ``burst_tokens`` refills the buckets of both rate limits. The times of changed
+        A change of ``rpm``, ``tpm`` or ``burst`` refills the buckets of both rate limits. The times of changed
         ``phases`` count from the start of the fleet, or from the last :meth:`reset`. ``name`` and ``port`` cannot be changed.
 
         Raises:

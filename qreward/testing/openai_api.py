@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 from hashlib import shake_256
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -33,24 +33,10 @@ class ChatRequest(msgspec.Struct):
     stream: bool | None = False
     n: int | None = 1
     stream_options: StreamOptionsBody | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    response_format: Any = None
 
     def __post_init__(self) -> None:
         if not 1 <= (self.n or 1) <= 128:
             raise ValueError("'n' must be from 1 to 128")
-
-
-class ChatLabel(NamedTuple):
-    """Holds the response to a chat that asks for one label: the only token of the response, and the member ``logprobs``."""
-
-    content: str
-    logprobs: dict[str, Any] | None
 
 
 class EmbeddingsRequest(msgspec.Struct):
@@ -74,20 +60,17 @@ class EmbeddingsRequest(msgspec.Struct):
         return [self.input] if whole else list(self.input)
 
 
-R = TypeVar("R", ChatRequest, EmbeddingsRequest)
-_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, EmbeddingsRequest)}
+R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
 
 
 def read(kind: type[R], body: bytes) -> R:
-    """Parse a request. Raises ``ValueError``."""
     try:
-        found: R = _DECODERS[kind].decode(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         try:  # the body may contain lone surrogates or NaN; real servers accept them, but strict decoders do not
             return msgspec.convert(json.loads(body), kind)
         except (ValueError, RecursionError):
             raise ValueError(str(problem)) from None
-    return found
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
@@ -96,34 +79,27 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
     return used if cached is None else {**used, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def chat_completion(
-    request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None, finish: str = "stop"
-) -> dict[str, Any]:
-    """Return the body of a chat response. ``label`` is set if the response is a single token. ``finish`` is why it ended."""
+def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
     message = {"role": "assistant", "content": content, "refusal": None}
-    logprobs, reason = (None, finish) if label is None else (label.logprobs, "length")
-    choices = [{"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason} for index in range(request.n or 1)]
+    choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(request.n or 1)]
     return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
 
 
 class Chunks:
-    """Makes the server-sent events of one streamed chat."""
-
-    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], finish: str = "stop") -> None:
+    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> None:
         self._head = _head(request.model, digest, "chat.completion.chunk")
         self._indices = range(request.n or 1)
-        self._content, self._finish = content, finish
+        self._content = content
         self._used = used if request.stream_options is not None and request.stream_options.include_usage else None
 
     def first(self) -> bytes:
         return self._event({"role": "assistant", "content": ""})
 
     def piece(self, number: int, tokens: int) -> bytes:
-        """Return the event of one token. ``number`` counts from 0, and ``tokens`` is the number of tokens in the response."""
         return self._event({"content": self._text(number, tokens)})
 
     def last(self) -> bytes:
-        closing = self._event({}, self._finish)
+        closing = self._event({}, "stop")
         if self._used is not None:
             closing += sse(self._head | {"choices": [], "usage": self._used})
         return closing + b"data: [DONE]\n\n"
@@ -142,7 +118,6 @@ class Chunks:
 
 
 def sse(body: Any) -> bytes:
-    """Return a server-sent event with a JSON document."""
     return b"data: " + encode(body) + b"\n\n"
 
 

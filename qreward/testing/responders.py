@@ -29,17 +29,13 @@ _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
 _PUNCTUATION = re.compile(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,$€£¥]|\.(?!\d)")
 
 
-def same_answer(reference: str, candidate: str, any_order: bool = False) -> str | None:
-    """Return the reason why a candidate answer equals the reference answer, in a few words; None if they differ."""
+def same_answer(reference: str, candidate: str, any_order: bool = False) -> bool:
+    """Return whether a candidate answer equals the reference answer, as a text or as a list."""
     wanted, given = _normal(reference), _normal(candidate)
     if reference.strip() == candidate.strip() or (wanted and wanted == given):
-        return "same text"
+        return True
     left, right = ([_normal(item) for item in _items(text)] for text in (reference, candidate))
-    if len(left) < 2 or len(left) != len(right):
-        return None
-    if left == right:
-        return "same list"
-    return "same list in another order" if any_order and sorted(left) == sorted(right) else None
+    return 1 < len(left) == len(right) and (left == right or (any_order and sorted(left) == sorted(right)))
 
 
 def _items(text: str) -> list[str]:
@@ -98,57 +94,40 @@ def judge(messages: list[Any]) -> str:
     if not found.get("reference answer") or "candidate answer" not in found:
         missing = "Candidate answer:" if "candidate answer" not in found else "Reference answer:"
         return f"I cannot judge this, because the messages lack a single text after '{missing}'."
-    reason = same_answer(found["reference answer"], found["candidate answer"], bool(_ANY_ORDER.search(found.get("question", ""))))
+    right = same_answer(found["reference answer"], found["candidate answer"], bool(_ANY_ORDER.search(found.get("question", ""))))
     form = dict(MEMBER.findall("\n".join(texts)))  # a form that is repeated, or that a judged text contains, is before the last one
     if not form:
-        verdict = {"verdict": "correct" if reason else "incorrect", "score": int(bool(reason)), "reason": reason or _DIFFERS}
+        verdict = {"verdict": "correct" if right else "incorrect", "score": int(right), "reason": _REASONS[right]}
         return json.dumps({**verdict, "echo": digest_of(messages)[:8].hex()}, ensure_ascii=False)
-    try:
-        return json.dumps({name: _member(words, reason) for name, words in form.items()}, ensure_ascii=False)
-    except _UnknownForm:
+    members = {name: _member(words, right) for name, words in form.items()}
+    if None in members.values():
         return "I cannot judge this, because a member of the form has neither limits nor options that I know."
+    return json.dumps(members, ensure_ascii=False)
 
 
-_DIFFERS = "differs from the reference"
+_REASONS = ("differs from the reference", "same text")
 
 
-class _UnknownForm(Exception):
-    """The judge does not know which value of a member is for a right answer."""
-
-
-def _member(form: str, reason: str | None) -> Any:
-    """Return the value of a member, from its form and the reason why the answer is right; None if it is wrong."""
+def _member(form: str, right: bool) -> Any:
+    """Return the value of a member for a right or a wrong answer, from the form of the member; None if that is not known."""
     if form.startswith("text"):
-        return reason or _DIFFERS
+        return _REASONS[right]
     if form.startswith("list of"):
         return []
     if form.startswith("true or false"):
-        return reason is not None
+        return right
     if choices := _CHOICES.match(form):
-        worst, best = _ends(json.loads(f"[{choices[1]}]"))
-    else:
-        worst, best = (_plain_number(end) for end in range_of(form) or (None, None))
-    if worst is None or best is None:
-        raise _UnknownForm
-    return best if reason else worst
-
-
-def _ends(options: list[Any]) -> tuple[Any, Any]:
-    """Return the options for a wrong and for a right answer. None if there is no such option, or more than one."""
-    try:
-        return min(options, key=float), max(options, key=float)
-    except ValueError:
-        named = [[option for option in options if str(option).strip().lower() in words] for words in (_WORST, _BEST)]
-        worst, best = (each[0] if len(each) == 1 else None for each in named)
-        return worst, best
-
-
-def _plain_number(number: float | None) -> float | None:
-    return int(number) if number is not None and number.is_integer() else number
+        options = json.loads(f"[{choices[1]}]")
+        try:
+            return (max if right else min)(options, key=float)
+        except ValueError:
+            named = [[option for option in options if str(option).strip().lower() in words] for words in (_WORST, _BEST)]
+            return named[right][0] if all(len(each) == 1 for each in named) else None
+    ends = range_of(form)
+    return None if ends is None else int(ends[right]) if ends[right].is_integer() else ends[right]
 
 
 def _judged(texts: list[str]) -> dict[str, str]:
-    """Return the sections of the judged message."""
     found = [sections(text) for text in texts]
     judged = next((each for each in reversed(found) if "candidate answer" in each), {})
     others = {name: text for each in found if "candidate answer" not in each for name, text in each.items()}

@@ -1,4 +1,4 @@
-"""Sends the responses of a fake endpoint, with the planned fault."""
+"""Sends the responses of a fake endpoint. ``FAULTS`` maps each name of a fault in ``Faults`` to the behaviour of the server."""
 
 from __future__ import annotations
 
@@ -7,20 +7,53 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Callable
-from email.utils import formatdate
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing.faults import FAULTS, NO_FAULT, Fault
-from qreward.testing.openai_api import Chunks
-from qreward.testing.phases import Timeline
-from qreward.testing.spec import Latency
+from qreward.testing.openai_api import Chunks, error
 
 JSON = "application/json"
 _LINGER_ZERO = struct.pack("ii", 1, 0)  # value of the socket option with which a close sends a reset
 _MOST_AT_ONCE = 1 << 16  # bytes after which a write begins, so that a slow client exerts backpressure
+_BLANKS = b" \r\n\t\n" * 200
+_MALFORMED = b"<html><body><h1>Service page</h1></body></html>"
+_UPSTREAM_FAILED = error("Provider returned error", "upstream_error", 502)
+_TRICKLE_BYTES = 16
+_NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
+
+
+class Fault(NamedTuple):
+    """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response."""
+
+    at_once: bool = False
+    status: int = 200
+    then: Literal["answer", "reset", "hang_up", "wait"] = "answer"
+    cut: bool = False
+    body: bytes | None = None
+    content_type: str = "application/json"
+    prefix: bytes = b""
+    pieces: int = 0
+    tail: bytes | None = None
+    noise: tuple[bytes, ...] = ()
+    fails: bool = True
+
+
+NO_FAULT = Fault(fails=False)
+FAULTS: Mapping[str, Fault] = {
+    "reset": Fault(at_once=True, then="reset"),
+    "error_500": Fault(at_once=True, status=500),
+    "error_503": Fault(at_once=True, status=503),
+    "hang": Fault(at_once=True, then="wait"),
+    "truncated": Fault(cut=True, tail=b""),
+    "error_in_200": Fault(body=_UPSTREAM_FAILED, tail=b"data: " + _UPSTREAM_FAILED + b"\n\n"),
+    "cut": Fault(cut=True, then="hang_up", tail=b""),
+    "malformed": Fault(body=_MALFORMED, content_type="text/html", tail=b'data: {"id": "chatcmpl-\n\n'),
+    "stall": Fault(cut=True, then="wait", tail=b""),
+    "slow_trickle": Fault(pieces=_TRICKLE_BYTES, fails=False),
+    "noise": Fault(prefix=_BLANKS, noise=_NOISE, fails=False),
+}
 
 
 class Incoming(web.BaseRequest):
@@ -31,8 +64,6 @@ class Incoming(web.BaseRequest):
 
 
 class FaultPlan(NamedTuple):
-    """Holds the fault of one response."""
-
     name: str | None
     point: float
     gap: float
@@ -77,7 +108,6 @@ async def end(request: Incoming, fault: Fault) -> None:
 
 
 def abort(transport: Any) -> None:
-    """Abort a connection. The peer sees a reset."""
     if transport is not None:
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:
@@ -105,28 +135,19 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
         return {}
     if form == "ms":
         return {"retry-after-ms": str(math.ceil(seconds * 1000) + 1)}
-    if form == "date":
-        return {"Retry-After": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-class Pace(NamedTuple):
-    """Computes the times at which the tokens of a response are due."""
-
-    begin: float
-    latency: Latency
-    timeline: Timeline
-    length: int
-
-    def due(self, number: int) -> tuple[float, str | None]:
-        """Return the time at which ``number`` tokens are done, and None."""
-        return self.timeline.plan(self.begin, self.latency.seconds(number))
-
-
 async def stream(
-    request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, plan: FaultPlan, finish: Callable[[str | None], None]
+    request: Incoming,
+    headers: dict[str, str],
+    chunks: Chunks,
+    length: int,
+    due: Callable[[int], tuple[float, str | None]],
+    plan: FaultPlan,
+    finish: Callable[[str | None], None],
 ) -> web.StreamResponse:
-    """Stream a response: send each event at the time of its token. Events that are due together are sent in one write."""
+    """Stream a response: send each event when its token is ``due``. Events that are due together are sent in one write."""
     response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
     fault, ready = plan.fault, bytearray()
 
@@ -137,23 +158,23 @@ async def stream(
             await response.write(bytes(ready))
         ready.clear()
 
-    for number in range((pace.length if fault.tail is None else int(pace.length * plan.point)) + 1):
-        due, error = pace.due(number)
+    for number in range((length if fault.tail is None else int(length * plan.point)) + 1):
+        when, failure = due(number)
         if fault.pieces:
-            due += plan.gap * (number + 1)
-        if due > time.monotonic() or len(ready) > _MOST_AT_ONCE:
+            when += plan.gap * (number + 1)
+        if when > time.monotonic() or len(ready) > _MOST_AT_ONCE:
             await write()
             await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
-            await sleep_until(due)
-        if error is not None:
-            finish(error)
+            await sleep_until(when)
+        if failure is not None:
+            finish(failure)
             ready += chunks.failed() or b""
             await write()
             await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
             return response
         if fault.noise:
             ready += fault.noise[number % len(fault.noise)]
-        ready += chunks.piece(number - 1, pace.length) if number else chunks.first()
+        ready += chunks.piece(number - 1, length) if number else chunks.first()
     finish(plan.problem)
     ready += chunks.last() if fault.tail is None else fault.tail
     await write()

@@ -1,33 +1,29 @@
-"""The servers of a fake fleet, and the hosts that run them: the caller's event loop, a background thread, or a child process."""
+"""The server of a fake endpoint: its port, and the path of a request: admit or reject it, wait for its service time, and respond."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import math
-import os
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
-import msgspec
 from aiohttp import web
 
-from qreward.errors import ConfigError
-from qreward.server.import_string import load_object
+from qreward.testing import openai_api
+from qreward.testing.admission import Slot, refuses
+from qreward.testing.decisions import DECISIONS
 from qreward.testing.endpoint import FakeEndpointState
-from qreward.testing.handler import Handler
-from qreward.testing.responses import Incoming, abort
-from qreward.testing.spec import FakeEndpoint, FleetSpec
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState
+from qreward.testing.responses import FAULTS, JSON, NO_FAULT, FaultPlan, Incoming, abort, deliver, end, forever, hint, sleep_until, stream
+from qreward.testing.spec import FakeEndpoint
+from qreward.testing.text import canonical, count_tokens, encode
 
 HOST = "127.0.0.1"
 _BACKLOG = 4096
+_MOST_BODY = 256 * 1024 * 1024
+_TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers need to end
 
 
 class Listener:
@@ -41,7 +37,6 @@ class Listener:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Start to accept connections."""
         if self._socket is None:
             self._socket = _bound(self.port)
             self._socket.listen(_BACKLOG)
@@ -92,18 +87,16 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-_MOST_BODY = 256 * 1024 * 1024
-_TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers need to end
-
-
 class FakeServer:
-    """Runs one fake endpoint."""
+    state_class: ClassVar[type[FakeEndpointState]] = FakeEndpointState
 
     def __init__(self, spec: FakeEndpoint) -> None:
-        self.state = FakeEndpointState(spec)
-        self._handler = Handler(self.state)
+        self.state = self.state_class(spec)
+        self.under_way: set[Incoming] = set()
+        self._answers = 0
+        self._running = self._waiting = 0  # items
         self._web = web.Server(
-            self._handler,  # type: ignore[arg-type] # the requests come from request_factory
+            self,  # type: ignore[arg-type] # the requests come from request_factory
             request_factory=_make_request,
             handler_cancellation=True,
             access_log=None,
@@ -114,6 +107,12 @@ class FakeServer:
         self._timer: asyncio.TimerHandle | None = None
         self.state.phases_changed = self._follow_phases
         self._follow_phases()
+
+    @property
+    def kind(self) -> FakeServerKind:
+        return SERVER_KINDS[self.state.spec.kind]
+
+    # the port
 
     async def aclose(self) -> None:
         """Stop listening, abort every connection, and wait until no task is left."""
@@ -131,7 +130,11 @@ class FakeServer:
         """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
         phase = self.state.phase()
         if phase is not None and phase.behaviour == "dead":
-            self._die()
+            self._listener.shut()
+            for request in self.under_way:
+                if not request.dropped:
+                    self.state.ended_in("dead")
+            self._drop_connections()
         else:
             self._listener.open()
         if self._timer is not None:
@@ -142,207 +145,176 @@ class FakeServer:
         if change < math.inf:
             self._timer = asyncio.get_running_loop().call_later(change - now, self._follow_phases)
 
-    def _die(self) -> None:
-        self._listener.shut()
-        for request in self._handler.under_way:
-            if not request.dropped:
-                self.state.ended_in("dead")
-        self._drop_connections()
-
     def _drop_connections(self) -> None:
-        for request in self._handler.under_way:
+        for request in self.under_way:
             request.dropped = True
         for connection in self._web.connections:
             abort(connection.transport)
 
+    # a request
+
+    async def __call__(self, request: Incoming) -> web.StreamResponse:
+        try:
+            return await self.respond(request)
+        except ErrorResponse as error:
+            headers = self._headers()
+            if error.ready_at is not None:
+                headers |= hint(self.state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
+            if error.status == 405:
+                headers["Allow"] = "POST"
+            body = error.body or self.kind.error(request.path, error)
+            return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
+
+    async def respond(self, request: Incoming) -> web.StreamResponse:
+        """Respond to a request, or raise ``ErrorResponse``."""
+        route = self.kind.routes.get(request.path) or (DECISIONS.get(request.path) if self.state.spec.decisions else None)
+        if request.method != "POST":
+            route = None
+        return await (self._status(request) if route is None else self._counted(request, route))
+
+    async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
+        state = self.state
+        self.under_way.add(request)
+        try:
+            state.arrived()
+            self._check_key(request)
+            return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), state.spec)))
+        except ErrorResponse as error:
+            state.ended_in(error.counted)
+            raise
+        except (asyncio.CancelledError, ConnectionError) as error:
+            if not request.dropped:
+                state.counts["disconnects"] += 1
+            if isinstance(error, ConnectionError):  # raised by a write: the client has disconnected, and a cancellation follows
+                await forever()
+            raise
+        finally:
+            self.under_way.discard(request)
+
+    async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
+        """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
+        state, spec = self.state, self.state.spec
+        state.recognise(job.digest)
+        if job.model is not None and not state.serves(job.model):
+            message = self.kind.unknown.format(model=job.model, served=", ".join(spec.models))
+            raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
+        await self._check_phase(request)
+        if state.admission.full and spec.over_cap == "reject":
+            text = "Too many requests are being served; the server is full."
+            message, type_ = self.kind.full.get(spec.reject_status, (text, "overloaded_error"))
+            raise ErrorResponse(spec.reject_status, message, "rejected", type_, "overloaded", state.admission.next_free())
+        if (over := state.rates.admit(job.tokens)) is not None:
+            rate, ready_at = over[0], time.monotonic() + over[1]
+            raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
+        self._waiting += job.items
+        try:
+            slot = await state.admission.enter()
+        finally:
+            self._waiting -= job.items
+        self._running += job.items
+        try:
+            return await self._served(request, job, slot)
+        finally:
+            self._running -= job.items
+            slot.free()
+
+    async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
+        state, chat, latency = self.state, job.chat, self.state.spec.latency
+        plan = await self.fault_plan(request)
+        cached = await self._computed(job)
+        begin = time.monotonic()
+        slot.due = state.timeline.plan(begin, job.service)[0]
+
+        def finish(problem: str | None) -> None:
+            if FAULTS.get(problem or "", NO_FAULT).then != "wait":
+                slot.free()
+            state.ended_in(problem, job.tokens)
+
+        content = ""
+        if chat is not None:
+            try:
+                content = state.write(chat.messages, job.digest)
+            except Exception as error:
+                raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
+        used = openai_api.usage(job.prompt, job.completion, cached)
+        streams = chat is not None and bool(chat.stream)
+        ready, failure = state.timeline.plan(begin, latency.base if streams else job.service)
+        await sleep_until(ready)
+        if failure is not None:
+            await self._fail(request, failure)
+        if chat is not None and streams:
+            chunks = self.kind.chunks(chat, job.digest, content, used)
+
+            def due(tokens: int) -> tuple[float, str | None]:
+                return state.timeline.plan(begin, latency.seconds(tokens))
+
+            return await stream(request, self._headers(), chunks, job.length, due, plan, finish)
+        body = job.body(cached) if chat is None else encode(self.kind.completion(chat, job.digest, content, used))
+        finish(plan.problem)
+        return await deliver(request, body, self._headers(), plan)
+
+    async def fault_plan(self, request: Incoming) -> FaultPlan:
+        """Draw the fault of a response. Respond with it if it occurs at once."""
+        name = self.state.draw()
+        if name is not None and FAULTS[name].at_once:
+            await self._fail(request, name)
+        return FaultPlan(name, self.state.point(), self.state.spec.faults.trickle_gap)
+
+    async def _computed(self, job: Job) -> int | None:
+        """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""
+        cache, chat = self.state.cache, job.chat
+        if cache is None or (chat is None and not job.prompts):
+            return None
+        prompts = [(canonical(chat.messages), job.prompt)] if chat is not None else [(text, count_tokens(text)) for text in job.prompts]
+        try:
+            served = (cache.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
+            return sum(await asyncio.gather(*served))
+        except ValueError as error:
+            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
+
+    async def _check_phase(self, request: Incoming) -> None:
+        phase = self.state.phase()
+        if phase is not None and refuses(phase):
+            await self._fail(request, phase.behaviour)
+
+    async def _fail(self, request: Incoming, kind: str) -> NoReturn:
+        fault = FAULTS["reset" if kind == "dead" else kind]
+        if fault.then != "answer":
+            if not request.dropped:
+                self.state.ended_in(kind)
+            await end(request, fault)
+        message, type_ = self.kind.failures[fault.status]
+        raise ErrorResponse(fault.status, message, kind, type_, fault.status, self.state.timeline.opens(time.monotonic()))
+
+    def _check_key(self, request: Incoming) -> None:
+        key = self.state.spec.api_key
+        if (
+            key is not None
+            and request.path.startswith(self.kind.guarded)
+            and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}"
+        ):
+            raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
+
+    async def _status(self, request: Incoming) -> web.StreamResponse:
+        await self._check_phase(request)
+        path, kind = request.path, self.kind
+        if request.method == "GET" and path in kind.health:
+            return web.Response(headers=self._headers())
+        if request.method != "GET" or path not in kind.status:
+            if path.startswith(kind.guarded) and kind.guarded != ("/",):
+                self._check_key(request)
+            status = kind.wrong_method if path in kind.routes else 404
+            raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
+        self._check_key(request)
+        content_type, text = kind.status[path]
+        body = text(ServerState(self.state.spec, self._running, self._waiting, len(self.under_way), self.state.cache))
+        return web.Response(text=body, content_type=content_type, headers=self._headers())
+
+    def _headers(self) -> dict[str, str]:
+        self._answers += 1
+        headers = {"x-request-id": f"req-{self._answers}"} if self.kind.request_ids else {}
+        return headers | self.state.rates.headers() if self.state.spec.rate_headers else headers
+
 
 def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Incoming:
     return Incoming(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=_MOST_BODY)
-
-
-_GRACE = 10.0  # seconds that a child process has to end by itself
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
-
-
-class InLoop:
-    """Runs the servers of one fleet in the running event loop."""
-
-    def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
-        self._servers: dict[str, FakeServer] = {}
-
-    async def start(self) -> None:
-        raise_file_limit()
-        try:
-            for endpoint in self._spec.endpoints:
-                self._servers[endpoint.name] = _listening(endpoint)
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def stop(self) -> None:
-        await asyncio.gather(*(server.aclose() for server in self._servers.values()))
-
-    def call(self, verb: str, *args: Any) -> Any:
-        return getattr(self, verb)(*args)
-
-    def ports(self) -> dict[str, int]:
-        return {name: server.port for name, server in self._servers.items()}
-
-    def seen(self) -> list[Any]:
-        return [msgspec.to_builtins(server.state.seen()) for server in self._servers.values()]
-
-    def configure(self, endpoint: FakeEndpoint) -> None:
-        self._servers[endpoint.name].state.configure(endpoint)
-
-    def reset(self) -> None:
-        for server in self._servers.values():
-            server.state.reset()
-
-    def kill(self, name: str, killed: bool) -> None:
-        self._servers[name].state.kill(killed)
-
-
-def _listening(endpoint: FakeEndpoint) -> FakeServer:
-    try:
-        return FakeServer(endpoint)
-    except OSError as error:
-        text = f"endpoint {endpoint.name!r} cannot listen on port {endpoint.port}: {error.strerror}; set another port, or 0 for any"
-        raise OSError(error.errno, text) from None
-    except ConfigError as error:
-        raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
-
-
-class InThread:
-    """Runs the servers of one fleet in a separate event loop, in a background thread."""
-
-    def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
-        self._host = InLoop(spec)
-        self._loop_factory = loop_factory
-        self._thread = threading.Thread(target=self._run, name="qreward-fake-fleet", daemon=True)
-        self._started: Future[None] = Future()
-
-    def start(self) -> None:
-        self._thread.start()
-        try:
-            self._started.result()
-        except BaseException:
-            self._thread.join()
-            raise
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
-
-    def call(self, verb: str, *args: Any) -> Any:
-        async def answer() -> Any:
-            return self._host.call(verb, *args)
-
-        return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-                runner.run(self._serve())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
-
-    async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        await self._host.start()
-        self._started.set_result(None)
-        await self._stopping.wait()
-        await self._host.stop()
-
-
-class InProcess:
-    """Runs the servers of one fleet in a child process."""
-
-    def __init__(self, spec: FleetSpec) -> None:
-        self._endpoints = [to_data(endpoint) for endpoint in spec.endpoints]
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        # multiprocessing is not used, because it would import the caller's __main__ again.
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "qreward.testing.subprocess_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # Ctrl-C must reach the parent only
-        )
-        try:
-            self._ask({"endpoints": self._endpoints})
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.close()
-        try:
-            self._child.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._child.stdout.close()
-
-    def call(self, verb: str, *args: Any) -> Any:
-        return self._ask({"verb": verb, "args": [to_data(each) if isinstance(each, FakeEndpoint) else each for each in args]})
-
-    def _ask(self, question: dict[str, Any]) -> Any:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        with self._lock:
-            try:
-                self._child.stdin.write(json.dumps(question).encode() + b"\n")
-                self._child.stdin.flush()
-                line = self._child.stdout.readline()
-            except BrokenPipeError:
-                line = b""
-        if not line:
-            raise RuntimeError("the process of the fake fleet has ended; see stderr")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise (ConfigError if reply["config"] else RuntimeError)(reply["error"])
-        return reply["ok"]
-
-
-def to_data(endpoint: FakeEndpoint) -> dict[str, Any]:
-    """Return the settings as JSON data, with the API key in clear text. The data may only be sent through the pipe to the child process."""
-    if not isinstance(endpoint.responder, str):
-        raise ConfigError(f"endpoint {endpoint.name!r}: with process=True a responder is written 'module:function', not a function")
-    kind = type(endpoint)
-    return {"class": f"{kind.__module__}:{kind.__qualname__}", **endpoint.model_dump(mode="json", context={"reveal": True})}
-
-
-def from_data(data: dict[str, Any]) -> FakeEndpoint:
-    """Return the settings from the data of ``to_data``."""
-    kind = load_object(data.pop("class"), "class of a fake endpoint", "my_fakes:MyEndpoint")
-    endpoint: FakeEndpoint = kind(**data)
-    return endpoint
-
-
-def raise_file_limit() -> None:
-    """Raise the soft limit on open files to the hard limit."""
-    try:
-        import resource  # noqa: PLC0415 - not on Windows
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # on some systems the real limit is lower than the reported one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def fast_loop() -> LoopFactory | None:
-    """Return the loop factory of uvloop. Return None if uvloop is not installed."""
-    try:
-        import uvloop  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

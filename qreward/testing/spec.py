@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy, check_glob, expand_variables, shown
 from qreward.settings.files import read_settings
 from qreward.spelling import closest
-from qreward.testing.faults import FAULTS
-from qreward.testing.prefix_cache import PromptCache
-from qreward.testing.responders import RESPONDERS, Responder, Write, writer_of
+from qreward.testing.responders import RESPONDERS, Responder
 from qreward.testing.synthetic_judge import SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
@@ -69,8 +67,7 @@ class Latency(Policy):
 class Faults(Policy):
     """Holds the probability (0 to 1) of each fault of an admitted request. The sum of the probabilities is at most 1.
 
-    The server draws a fault for each attempt from one seeded random sequence per endpoint, so a retry may succeed. ``faults.py`` defines
-    the behaviour of the server in each fault.
+    The server draws a fault for each attempt from one seeded random sequence per endpoint, so a retry may succeed.
 
     Args:
         reset: probability that the connection is reset at once.
@@ -108,7 +105,8 @@ class Faults(Policy):
 
     def rates(self) -> dict[str, float]:
         """Return a mapping from the name of each fault that can occur to its probability."""
-        return {name: rate for name in FAULTS if (rate := getattr(self, name)) > 0}
+        names = type(self).model_fields.keys() - {"trickle_gap", "point", "seed"}
+        return {name: rate for name in type(self).model_fields if name in names and (rate := getattr(self, name)) > 0}
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Faults:
@@ -199,15 +197,14 @@ class FakeEndpoint(Policy):
             served.
         reject_status: HTTP status with which ``over_cap="reject"`` refuses requests.
         rpm: requests admitted per minute. Further requests get HTTP 429.
-        tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. A request with more tokens than
-            ``burst_tokens`` counts as ``burst_tokens``.
+        tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. ``tpm`` tokens
+            are admitted at once; a request with more tokens counts as ``tpm``.
         burst: requests admitted at once. The default is ``rpm``.
-        burst_tokens: tokens admitted at once. The default is ``tpm``.
         rate_headers: whether the headers of every response report the rate limits, as the headers of OpenAI do:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
         retry_after: form in which the headers of a rejection or an HTTP 500 or 503 state the time of a retry. ``seconds`` is
-            ``Retry-After`` in whole seconds, ``date`` is ``Retry-After`` as a date, and ``ms`` is ``retry-after-ms``. None means no
-            header. The time is accurate: the first request that arrives after this time is admitted.
+            ``Retry-After`` in whole seconds, and ``ms`` is ``retry-after-ms``. None means no header. The time is accurate: the first
+            request that arrives after this time is admitted.
         api_key: bearer token that requests must send. Requests without this token get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
@@ -236,10 +233,9 @@ class FakeEndpoint(Policy):
     rpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    burst_tokens: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     rate_headers: bool = False
-    retry_after: Literal["seconds", "date", "ms"] | None = None
-    api_key: SecretStr | None = None
+    retry_after: Literal["seconds", "ms"] | None = None
+    api_key: Annotated[SecretStr | None, BeforeValidator(expand_variables)] = None
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
@@ -249,16 +245,12 @@ class FakeEndpoint(Policy):
     decisions: bool = False
     synthetic_judge: SyntheticJudge = SyntheticJudge()
     port: int = Field(default=0, ge=0, le=65535)
+    server_class: ClassVar[Any] = None  # the subclass of ``FakeServer`` that serves a subclass of this class
 
     def __init__(self, name: str | None = None, **data: Any) -> None:
         super().__init__(**data if name is None else {**data, "name": name})
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    @field_validator("api_key", mode="before")
-    @classmethod
-    def _expand(cls, value: object) -> object:
-        return expand_variables(value)
 
     @field_validator("models")
     @classmethod
@@ -276,51 +268,15 @@ class FakeEndpoint(Policy):
         return value
 
     @model_validator(mode="after")
-    def _bursts_belong_to_rates(self) -> FakeEndpoint:
-        for burst, rate in (("burst", "rpm"), ("burst_tokens", "tpm")):
-            if getattr(self, burst) is not None and getattr(self, rate) is None:
-                raise ValueError(f"{burst} has no effect without {rate}; set {rate}, or leave {burst} out")
+    def _burst_belongs_to_rate(self) -> FakeEndpoint:
+        if self.burst is not None and self.rpm is None:
+            raise ValueError("burst has no effect without rpm; set rpm, or leave burst out")
         return self
-
-    # What a subclass may add: POST routes, a kind of server, and a service with further paths.
-
-    @property
-    def routes(self) -> Mapping[str, Any]:
-        """Path -> function that returns a ``Job`` for a ``RouteCall``."""
-        return {}
-
-    def server(self, known: Mapping[str, Any]) -> Any:
-        """Return the ``FakeServerKind``, one of the known ones by default."""
-        return known[self.kind]
-
-    def service(self, state: Any) -> Any:  # noqa: ARG002 - for subclasses
-        """Return an ``EndpointService``, or None."""
-        return None
-
-    def prompt_cache(self) -> Any:
-        """Return what computes the prompts, with the interface of ``PromptCache``; None without a prefix cache."""
-        return None if self.prefix_cache is None else PromptCache(**self.prefix_cache.model_dump())
-
-    def writer(self) -> Write:
-        """Return the function that writes the response to a chat. Raises ``ConfigError`` if the responder cannot be imported."""
-        return writer_of(self.responder)
 
     @property
     def request_burst(self) -> float:
         """The number of requests admitted at once: ``burst``, or by default ``rpm``, but at least 1."""
         return self.burst or max(1.0, self.rpm or 1.0)
-
-    @property
-    def token_burst(self) -> float:
-        """The number of tokens admitted at once: ``burst_tokens``, or by default ``tpm``, but at least 1."""
-        return self.burst_tokens or max(1.0, self.tpm or 1.0)
-
-    @field_serializer("api_key", when_used="json")
-    def _masked(self, value: SecretStr | None, info: SerializationInfo) -> str | None:
-        # The key is revealed only in the pipe to the child process of the fleet.
-        if value is None:
-            return None
-        return value.get_secret_value() if (info.context or {}).get("reveal") else str(value)
 
 
 class FleetSpec(Policy):

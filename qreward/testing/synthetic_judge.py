@@ -26,8 +26,6 @@ _NORMAL = NormalDist()
 
 
 class Asked(NamedTuple):
-    """Holds a question in the form in which a judge reads it."""
-
     kind: Literal["yes_no", "score", "choice"]
     text: str
     options: tuple[Option, ...]
@@ -46,7 +44,6 @@ class Asked(NamedTuple):
         return self.text.strip().partition("\n")[0].strip()
 
     def places(self) -> list[float]:
-        """Return the factor (0 to 1) of ``bias`` for each option."""
         count = len(self.options)
         if self.kind == "score":
             return [level / max(1, count - 1) for level in range(count)]
@@ -54,8 +51,6 @@ class Asked(NamedTuple):
 
 
 class JudgeRead(NamedTuple):
-    """Holds a judge's answer to one question."""
-
     probabilities: tuple[float, ...]
     label_mass: float
     refused: bool

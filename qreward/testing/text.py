@@ -48,7 +48,6 @@ def echo_of(messages: Sequence[Any]) -> str:
 
 
 def echo_text(digest: bytes) -> str:
-    """Return the response of an ``echo`` endpoint, from the digest of the messages."""
     return f'{{"echo":"{digest[:8].hex()}"}}'
 
 

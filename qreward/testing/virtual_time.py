@@ -66,7 +66,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._clock.now += seconds
 
     def timers(self) -> list[asyncio.TimerHandle]:
-        """Return the pending timers."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         return [timer for timer in scheduled if not timer.cancelled()]
 
@@ -124,7 +123,6 @@ class _LoopTime(Time):
         return inbox.get()
 
     def run(self, job: Job) -> bool:
-        """Run the job at once, in this thread."""
         report = job()
         if report is not None:
             report()

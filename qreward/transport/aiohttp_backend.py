@@ -11,7 +11,6 @@ import aiohttp
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
-from aiolimiter import AsyncLimiter
 from multidict import CIMultiDict, istr
 from yarl import URL
 
@@ -35,8 +34,6 @@ _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
 
 class AiohttpTransport(HttpTransport):
-    """Holds the connections to one endpoint, in the event loop in which this object is first used."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._headers = CIMultiDict({istr(name): value for name, value in connection_settings.request_headers(endpoint).items()})
@@ -96,7 +93,6 @@ class AiohttpTransport(HttpTransport):
         return failure
 
     def ended(self, response: aiohttp.ClientResponse) -> None:
-        """Close a response, and forget it."""
         response.close()
         self._arriving.discard(response)
 
@@ -113,14 +109,8 @@ class AiohttpTransport(HttpTransport):
         if self._closed:
             raise base.closed()
         endpoint = self._endpoint
-        connector = GatedConnector(
-            connect=endpoint.timeouts.connect,
-            connects_per_second=endpoint.limits.connects_per_second,
-            keepalive=endpoint.keepalive,
-            tls=self._tls,
-        )
         self._session = aiohttp.ClientSession(
-            connector=connector,
+            connector=GatedConnector(connect=endpoint.timeouts.connect, keepalive=endpoint.keepalive, tls=self._tls),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=endpoint.timeouts.connect, sock_read=endpoint.timeouts.read),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -137,7 +127,7 @@ class AiohttpTransport(HttpTransport):
         return self._session
 
     def _url(self, path: str) -> URL:
-        whole = self._endpoint.base_url + path
+        whole = path if "://" in path else self._endpoint.base_url + path
         ready = whole.isascii() and whole.isprintable() and " " not in whole
         url = self._urls[path] = URL(whole, encoded=ready)
         return url
@@ -156,8 +146,6 @@ class AiohttpTransport(HttpTransport):
 
 
 class AiohttpStream(ByteStream):
-    """A response whose body has not been read yet. Its transport knows it until its body ends or the stream is closed."""
-
     __slots__ = ("_content", "_owner", "_response")
 
     def __init__(self, response: aiohttp.ClientResponse, owner: AiohttpTransport) -> None:
@@ -185,21 +173,17 @@ class AiohttpStream(ByteStream):
 
 
 class GatedConnector(aiohttp.TCPConnector):
-    """A connector that limits how many connections are opened at the same time and, if configured, per second."""
+    """A connector that limits how many connections are opened at the same time."""
 
-    def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
+    def __init__(self, *, connect: float, keepalive: float, tls: object) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=keepalive, ttl_dns_cache=60, ssl=tls)  # type: ignore[arg-type]
         self._connect_limit = connect
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        rate = connects_per_second
-        self._pace = None if rate is None else AsyncLimiter(max(rate, 1.0), max(rate, 1.0) / rate)
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[aiohttp.tracing.Trace], timeout: aiohttp.ClientTimeout
     ) -> aiohttp.client_proto.ResponseHandler:
         async with self._gate:  # not within the connect timeout
-            if self._pace is not None:
-                await self._pace.acquire()
             # sock_connect alone does not cover the DNS lookup and the proxy's answer to CONNECT
             async with asyncio.timeout(self._connect_limit):
                 return await super()._create_connection(req, traces, timeout)
@@ -214,7 +198,6 @@ class GatedConnector(aiohttp.TCPConnector):
         protocol._parser = None  # without a parser, aiohttp keeps all bytes that arrive, and ``should_close`` becomes True
 
     def close_idle(self) -> None:
-        """Close all connections that are idle."""
         for key in list(self._conns):
             for protocol, _ in self._conns.pop(key):
                 protocol.close()
@@ -236,7 +219,7 @@ def translate(error: BaseException, proxy: str | None = None) -> TransportError:
     if base.is_local(error):
         return base.out_of_resources(_reason(error))
     if isinstance(error, _NOT_SENT):
-        return _not_sent(error, proxy)
+        return base.no_connection(*_obstacle(error, proxy), in_time=not isinstance(error, aiohttp.ConnectionTimeoutError))
     if isinstance(error, aiohttp.SocketTimeoutError):
         return base.silence()
     if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # the status 400 of this error is aiohttp's, not the server's
@@ -246,19 +229,19 @@ def translate(error: BaseException, proxy: str | None = None) -> TransportError:
     return base.broken(_reason(error))
 
 
-def _not_sent(error: BaseException, proxy: str | None) -> TransportError:
+def _obstacle(error: BaseException, proxy: str | None) -> tuple[str, str]:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return base.no_connection_in_time(base.CHECK_SERVER if proxy is None else f"{base.CHECK_SERVER}, and {base.CHECK_PROXY}")
+        return "", base.CHECK_SERVER if proxy is None else f"{base.CHECK_SERVER}, and {base.CHECK_PROXY}"
     if proxy is not None and isinstance(error, aiohttp.ClientConnectorError) and error.host == URL(proxy).host:
-        return base.no_connection(f"the proxy: {_reason(error)}", base.CHECK_PROXY)
+        return f"the proxy: {_reason(error)}", base.CHECK_PROXY
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return base.no_connection(f"the proxy answered {error.status}", base.CHECK_PROXY)
+        return f"the proxy answered {error.status}", base.CHECK_PROXY
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "") or "refused"
-        return base.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
+        return f"TLS certificate: {reason}", "set verify to the server's CA bundle"
     if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in base.NOT_TLS:
-        return base.no_connection("the server does not speak TLS at this port", "write base_url with http://, or with the port for https")
-    return base.no_connection(_reason(error))
+        return "the server does not speak TLS at this port", "write base_url with http://, or with the port for https"
+    return _reason(error), base.CHECK_SERVER
 
 
 def _reason(error: BaseException) -> str:

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from qreward.codecs.base import WireRequest, with_priority
+from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, refuses_body
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings
-from qreward.transport.connection import EndpointConnection, failure_of
+from qreward.transport.connection import EndpointConnection, connection_key, failure_of
 from qreward.transport.error_mapping import shorten
 from qreward.transport.redaction import secrets_of
 from qreward.transport.stream import ChatStream, open_stream
@@ -28,7 +27,7 @@ class HttpBackend:
         self._transport = transport
         self._connections: dict[int, EndpointConnection] = {}
         self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # connection -> the task that closes it
-        self._kept: dict[int, Endpoint] | None = None  # endpoints whose connections are kept; None keeps the connections of all endpoints
+        self._kept: dict[int, Endpoint] | None = None  # endpoints whose connections are kept; None for all
         self._closed = False
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
@@ -42,14 +41,7 @@ class HttpBackend:
             if isinstance(call.codec, Decide):
                 return await _decided(call.codec, connection, endpoint, call)
             whole, (call, path, native) = call, bound(call, endpoint)
-            transport = connection.root_transport() if native else connection.transport
-            body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
-            if endpoint.send_priority:
-                body = with_priority(body, whole)
-            if call.headers is not None:
-                connection_settings.check_call_headers(call.headers, call.model)
-            reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
-            return connection.outcome_of(reply, call)
+            return await connection.ask(call, path, native, whole)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -78,10 +70,9 @@ class HttpBackend:
             return await connection.probe()
         except ClientClosed:
             return ProbeResult()
-        except ConfigError as error:
-            return ProbeResult(trouble=str(error))
         except Exception as error:
-            return ProbeResult(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
+            text = shorten(secrets_of(endpoint), str(error), 300)
+            return ProbeResult(trouble=text if isinstance(error, ConfigError) else f"unexpected {type(error).__name__}: {text}")
         finally:
             self._leave(connection)
 
@@ -92,17 +83,16 @@ class HttpBackend:
         for key in [key for key in self._connections if key not in kept]:
             connection = self._connections.pop(key)
             heir = fresh.get(connection.name)
-            if heir is not None and connection.serves(heir):
+            if heir is not None and connection_key(connection.endpoint) == connection_key(heir):
                 connection.endpoint = fresh.pop(connection.name)
                 self._connections[id(heir)] = connection
             else:
                 connection.retired = True
                 self._dismissed[connection] = None
-                if not connection.in_flight:
-                    self._end(connection)
+                connection.in_flight += 1
+                self._leave(connection)
 
     async def aclose(self) -> None:
-        """Close all connections. Later requests fail with ``ClientClosed``."""
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:
@@ -128,11 +118,8 @@ class HttpBackend:
             return
         connection.in_flight -= 1
         if connection.retired and not connection.in_flight:
-            self._end(connection)
-
-    def _end(self, connection: EndpointConnection) -> None:
-        closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
-        closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
+            closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
+            closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
 
 async def _decided(decide: Decide, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
@@ -140,15 +127,16 @@ async def _decided(decide: Decide, connection: EndpointConnection, endpoint: End
     If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
     dialect, model, refused = decide.dialect_at(endpoint, call.model), call.model, list[tuple[Dialect, Failure]]()
     while True:
-        outcome = await _asked(connection, endpoint, call, dialect)
+        asked = WireRequest(dialect, model, call.inputs, call.params, call.headers, call.group)
+        outcome = await connection.ask(asked, dialect.path, dialect.native, call)
         tried = [(each, failure.error) for each, failure in refused]
         if isinstance(outcome, Answer):
             decide.answered(endpoint, model, dialect, tried)
             return outcome
         if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
             probe = WireRequest(dialect, model, PROBE, {}, call.headers)
-            if isinstance(await _asked(connection, endpoint, probe, dialect), Answer):  # the request is wrong, and not the dialect
-                decide.answered(endpoint, model, dialect)
+            if isinstance(await connection.ask(probe, dialect.path, dialect.native, probe), Answer):
+                decide.answered(endpoint, model, dialect)  # the request is wrong, and not the dialect
         refused.append((dialect, outcome))
         following = decide.next_dialect(endpoint, model, [*tried, (dialect, outcome.error)])
         if following is None:
@@ -159,14 +147,3 @@ async def _decided(decide: Decide, connection: EndpointConnection, endpoint: End
         dialect, outcome = bodies[0]
     outcome.error.args = (f"{outcome.error}{decide.advice(endpoint, model, dialect, outcome.error)}",)
     return outcome
-
-
-async def _asked(connection: EndpointConnection, endpoint: Endpoint, call: WireRequest, dialect: Dialect) -> Answer | Failure:
-    call = WireRequest(dialect, call.model, call.inputs, call.params, call.headers, call.group, call.level)
-    transport = connection.root_transport() if dialect.native else connection.transport
-    body = dialect.encode(call, connection.renamed.get(call.model, call.model))
-    if endpoint.send_priority:
-        body = with_priority(body, call)
-    if call.headers is not None:
-        connection_settings.check_call_headers(call.headers, call.model)
-    return connection.outcome_of(await transport.post(dialect.path, body, connection_settings.call_headers(endpoint, call)), call)

@@ -1,4 +1,4 @@
-"""Base classes of the HTTP backends, and their errors."""
+"""The base classes of transports and of their responses, and the errors of both."""
 
 from __future__ import annotations
 
@@ -38,24 +38,18 @@ class ByteStream(ABC):
 
     async def read_whole(self, cap: int) -> Reply:
         """Return the whole response and close the stream. Raises ``TransportError``, also if the body is longer than ``cap`` bytes."""
-        pieces, size = [], 0
+        body = bytearray()
         try:
-            while piece := await self._read_or_end():
-                pieces.append(piece)
-                size += len(piece)
-                if size > cap:
-                    raise too_long(cap)
-            return Reply(self.status, self.headers, b"".join(pieces))
-        finally:
-            await self.aclose()
-
-    async def _read_or_end(self) -> bytes:
-        try:
-            return await self.read()
+            while len(body) <= cap and (piece := await self.read()):
+                body += piece
         except TransportError:
             if 200 <= self.status < 300:
-                raise
-            return b""  # the status says more than the break
+                raise  # otherwise the status says more than the break
+        finally:
+            await self.aclose()
+        if len(body) > cap:
+            raise too_long(cap)
+        return Reply(self.status, self.headers, bytes(body))
 
 
 Body = bytes | AsyncIterable[bytes] | None
@@ -63,7 +57,10 @@ Body = bytes | AsyncIterable[bytes] | None
 
 
 class HttpTransport(ABC):
-    """Holds the connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response."""
+    """Holds the connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response.
+
+    A path is relative to ``base_url``, unless it is a whole URL of the same server.
+    """
 
     cap: int
 
@@ -80,9 +77,6 @@ class HttpTransport(ABC):
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         return await (await self.begin("GET", path, None, headers)).read_whole(self.cap)
-
-    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> ByteStream:
-        return await self.begin("POST", path, body, headers)
 
 
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -108,12 +102,9 @@ CHECK_SERVER = "check base_url, and that the server is up"
 CHECK_PROXY = "check proxy, or HTTP_PROXY and HTTPS_PROXY in the environment, and that the proxy is up"
 
 
-def no_connection(reason: str, advice: str = CHECK_SERVER) -> TransportError:
-    return TransportError(f"no connection ({reason}); {advice}", sent=False)
-
-
-def no_connection_in_time(advice: str = CHECK_SERVER) -> TransportError:
-    return TransportError(f"no connection within timeouts.connect; {advice}", sent=False, timeout=True)
+def no_connection(reason: str, advice: str = CHECK_SERVER, *, in_time: bool = True) -> TransportError:
+    why = f"({reason})" if in_time else "within timeouts.connect"
+    return TransportError(f"no connection {why}; {advice}", sent=False, timeout=not in_time)
 
 
 def silence() -> TransportError:

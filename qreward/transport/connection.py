@@ -1,11 +1,12 @@
-"""The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server."""
+"""The connection to one endpoint: its transport, how requests are sent and replies become outcomes, and the probes of its server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest, with_priority
 from qreward.codecs.decisions.base import DecisionReply
 from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.rewards.registry import kind_of, server_root
@@ -15,16 +16,10 @@ from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
 from qreward.settings.api_key import ApiKey
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, Endpoint
+from qreward.transport import connection_settings
 from qreward.transport.aiohttp_backend import AiohttpTransport
 from qreward.transport.base import HttpTransport
-from qreward.transport.error_mapping import (
-    COOLED_DOWN,
-    failure_from_body,
-    failure_from_reply,
-    failure_from_transport,
-    hidden_behind,
-    shorten,
-)
+from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
 from qreward.transport.httpx_backend import HttpxTransport
 from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
@@ -33,9 +28,7 @@ from qreward.transport.redaction import Secrets, secrets_of
 SHAREABLE = frozenset(
     {"weight", "price", "models", "probe", "refresh", "send_priority", "limits", "timeouts", "decisions", "decision_labels"}
 )
-"""Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
-``timeouts``, which ``_of_connections`` lists."""
-_MOST_WRONG = 64  # maximum number of models whose last failures are kept
+"""Names of settings on which an endpoint's connections do not depend, apart from some members of ``limits`` and ``timeouts``."""
 PASSING = frozenset({408, 425, 429})
 """Temporary HTTP statuses. Such a status does not show whether the endpoint's settings are correct."""
 
@@ -44,8 +37,7 @@ class EndpointConnection:
     """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
-        "_carrier", "_hidden", "_root", "_secrets", "_wrong", "endpoint", "in_flight", "info", "name", "renamed", "retired",
-        "takes_stream_options", "transport",
+        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "retired", "root", "takes_stream_options", "transport",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -53,15 +45,14 @@ class EndpointConnection:
         self.name = endpoint.name
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint, transport)
-        self._carrier = transport
         self._secrets = secrets_of(endpoint)
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
         self.info: Load | None = None
         self.in_flight = 0
         self.retired = False
-        self._root: HttpTransport | None = None
-        self._wrong: dict[str, Failure] = {}  # model -> its last failure that named a wrong setting, until it is answered
+        root = server_root(endpoint.base_url)
+        self.root = "" if root == endpoint.base_url else root  # precedes the paths outside ``/v1``
 
     @property
     def secrets(self) -> Secrets:
@@ -71,22 +62,22 @@ class EndpointConnection:
             self._secrets, self._hidden = secrets_of(self.endpoint), key.known
         return self._secrets
 
-    def serves(self, endpoint: Endpoint) -> bool:
-        """Return True if ``endpoint`` can use these connections. All settings on which the connections depend must be equal."""
-        return _of_connections(self.endpoint) == _of_connections(endpoint)
-
-    def root_transport(self) -> HttpTransport:
-        """Return the transport for the routes of the server that are outside ``/v1``."""
-        if self._root is None:
-            root = server_root(self.endpoint.base_url)
-            rooted = self.endpoint.model_copy(update={"base_url": root})
-            self._root = self.transport if root == self.endpoint.base_url else open_transport(rooted, self._carrier)
-        return self._root
-
     async def aclose(self) -> None:
         await self.transport.aclose()
-        if self._root is not None:
-            await self._root.aclose()
+
+    def encoded(self, call: WireRequest, whole: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
+        """Return the body and the additional headers of a request. ``whole`` has its priority. Raises ``BadRequest``."""
+        endpoint = self.endpoint
+        body = call.codec.encode(call, self.renamed.get(call.model, call.model))
+        if endpoint.send_priority:
+            body = with_priority(body, whole)
+        if call.headers is not None:
+            connection_settings.check_call_headers(call.headers, call.model)
+        return body, connection_settings.call_headers(endpoint, call)
+
+    async def ask(self, call: WireRequest, path: str, native: bool, whole: WireRequest) -> Answer | Failure:
+        """Send a request and return its outcome. A ``native`` path is outside ``/v1``. Raises ``TransportError`` and ``BadRequest``."""
+        return self.outcome_of(await self.transport.post(self.root + path if native else path, *self.encoded(call, whole)), call)
 
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
@@ -100,8 +91,6 @@ class EndpointConnection:
             for fault in value.table.errors.values():
                 if isinstance(fault, RequestError):
                     fault.endpoint, fault.args = self.name, (f"endpoint {self.name!r}, model {fault.model!r}: {fault}",)
-        if self._wrong:
-            self._wrong.pop(call.model, None)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
@@ -109,14 +98,7 @@ class EndpointConnection:
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         secrets = self.secrets.and_headers(call.headers)
-        failure = failure_from_reply(reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
-        if reply.status == 429 and call.model in self._wrong and COOLED_DOWN in str(failure.error):
-            return hidden_behind(self._wrong[call.model], failure)
-        if failure.kind is FailureKind.UNSUITABLE and reply.status in (401, 403, 404):
-            if len(self._wrong) >= _MOST_WRONG:
-                self._wrong.clear()
-            self._wrong[call.model] = failure
-        return failure
+        return failure_from_reply(reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
 
     def failure_from_body(self, error: Malformed | EmbeddedError | Unfinished, reply: Reply, call: WireRequest) -> Failure:
         secrets = self.secrets.and_headers(call.headers)
@@ -157,7 +139,7 @@ class EndpointConnection:
         """GET a path under the root of the server. With OpenAI's API, the list of models is fetched under ``base_url`` instead."""
         if path == MODELS and self.endpoint.kind in ("openai", BATCH_KIND):
             return await self.transport.get("/models")
-        return await self.root_transport().get(path)
+        return await self.transport.get(self.root + path)
 
 
 def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
@@ -194,11 +176,12 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
     return Failure(FailureKind.UNSENDABLE, failure)
 
 
-def _of_connections(endpoint: Endpoint) -> list[object]:
-    timeouts, limits = endpoint.timeouts, endpoint.limits
+def connection_key(endpoint: Endpoint) -> list[object]:
+    """Return the settings on which the connections of an endpoint depend."""
+    timeouts = endpoint.timeouts
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
-    threads = limits.max_concurrency if endpoint.compute is not None else None
-    return [timeouts.connect, timeouts.read, limits.connects_per_second, threads, *rest]
+    threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None
+    return [timeouts.connect, timeouts.read, threads, *rest]
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:

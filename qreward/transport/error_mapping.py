@@ -110,21 +110,6 @@ def failure_from_reply(
     return about.failure(_meaning_of(reply.status, error_body), error_body.text, now)
 
 
-COOLED_DOWN = "No deployments available for selected model"
-"""What LiteLLM's proxy says with 429 while it sends no requests to a model, whatever the reason, such as a 404."""
-
-
-def hidden_behind(wrong: Failure, failure: Failure) -> Failure:
-    """Return the failure of a gateway that cools down after ``wrong``, the last failure that named a wrong setting."""
-    error = wrong.error
-    assert isinstance(error, RequestError)
-    cause = type(error)(
-        f"{error} (it now answers 429: {COOLED_DOWN})", endpoint=error.endpoint, model=error.model, status_code=error.status_code,
-        request_id=getattr(failure.error, "request_id", None),
-    )  # fmt: skip
-    return Failure(wrong.kind, cause, misconfigured=wrong.misconfigured, limits=failure.limits)
-
-
 def failure_from_body(
     error: Malformed | EmbeddedError | Unfinished,
     reply: Reply,
@@ -155,7 +140,6 @@ def failure_from_body(
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """Return the failure for an attempt that received no complete response."""
     kind: FailureKind = _TRANSIENT
     cls: type[RequestError] = InvalidResponse if error.malformed else ConnectionFailed
     if error.local or not error.sent:

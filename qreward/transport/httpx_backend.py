@@ -4,18 +4,16 @@
 No other module of ``qreward.transport`` uses these packages. ``httpx`` is imported only for the last two, because a user who passes an
 object of one of these packages has already imported the package.
 
-These clients have two weaknesses that the default backend does not have. First, if a server sends an unrequested response together with a
-requested one, these clients deliver the former to the next request on the connection. Second, above a few hundred connections, each
-request takes much CPU time.
+These clients have weaknesses that the default backend does not have. If a server sends an unrequested response together with a requested
+one, they deliver the former to the next request on the connection. They lose a response that arrives while they send a large body. Above a
+few hundred connections, each request takes much CPU time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import re
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -25,10 +23,6 @@ from qreward.settings.local import http_package_of
 from qreward.settings.policies import Endpoint
 from qreward.transport import base, connection_settings
 from qreward.transport.base import Body, ByteStream, HttpTransport
-
-_CORE = {"httpx": "httpcore", "httpx2": "httpcore2"}  # the packages, and the names of the packages on which they are built
-_LARGE = 1 << 20  # bytes of a body that may not fit into the buffers between this process and a server that does not read it
-_WAIT = 1.0  # seconds in which a server refuses a request by its headers
 
 
 class HttpxTransport(HttpTransport):
@@ -46,38 +40,17 @@ class HttpxTransport(HttpTransport):
         if self._closed:
             raise base.closed()
         package = self._package
-        try:
-            return await self._send(method, path, body, headers)
-        except _expected(package) as error:
-            failure = translate(package, error)
-            cut = isinstance(error, package.ReadError | package.WriteError)
-        if cut and isinstance(body, bytes) and len(body) >= _LARGE and (refusal := await self._refusal(method, path, headers, len(body))):
-            return refusal
-        raise failure  # outside the except block, so that httpx's error, which holds the request headers, is not its context
-
-    async def _send(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> HttpxStream:
-        package = self._package
         merged = package.Headers(self._headers)
         merged.update(headers or {})
-        request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
         try:
+            url = path if "://" in path else self._base_url + path
+            request = self._client.build_request(method, url, content=body, headers=merged, timeout=self._timeout)
             return HttpxStream(package, await self._client.send(request, stream=True, follow_redirects=False))
         except package.HTTPStatusError as error:  # raised by a hook of the user that calls raise_for_status
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
-
-    async def _refusal(self, method: str, path: str, headers: Mapping[str, str] | None, size: int) -> HttpxStream | None:
-        """Return the error response, such as 413, to a request whose connection broke while its large body was sent, or None."""
-        # httpx loses a response that arrives while it sends, so the headers are sent once more, and the body ends with a ``WriteError``
-        write_error = getattr(sys.modules.get(_CORE[self._package.__name__]), "WriteError", None)
-        if write_error is None:
-            return None
-        with contextlib.suppress(write_error, *_expected(self._package)):
-            async with asyncio.timeout(_WAIT):
-                stream = await self._send(method, path, _withheld(write_error()), {**(headers or {}), "Content-Length": str(size)})
-            if stream.status >= 400:
-                return stream
-            await stream.aclose()
-        return None
+        except _expected(package) as error:
+            failure = translate(package, error)
+        raise failure  # outside the except block, so that httpx's error, which holds the request headers, is not its context
 
     async def aclose(self) -> None:
         """Refuse further requests. The user's client stays open."""
@@ -130,7 +103,7 @@ def translate(package: Any, error: Exception) -> TransportError:
     if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
         return TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
     if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
-        return base.no_connection_in_time()
+        return base.no_connection("", in_time=False)
     if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
         return base.no_connection(what, "check base_url, and TLS and proxy of http_client")
     if isinstance(error, package.TimeoutException):
@@ -143,11 +116,6 @@ def _expected(package: Any) -> tuple[type[Exception], ...]:
     return (package.HTTPError, package.InvalidURL, package.StreamError, OSError, RuntimeError)
 
 
-async def _withheld(error: Exception) -> AsyncGenerator[bytes, None]:
-    raise error
-    yield b""
-
-
 async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body
 
@@ -157,7 +125,7 @@ def _client_of(endpoint: Endpoint, transport: Any) -> tuple[Any, Any, bool]:
     given = transport if endpoint.http_client is None else endpoint.http_client
     package: Any = http_package_of(given)
     names = endpoint.set_for_connections() if endpoint.http_client is None and endpoint.compute is None else ""
-    if names and (package is not None or names.startswith("limits")):
+    if names and package is not None:
         raise ConfigError(
             f"endpoint {endpoint.name!r}: {names} has no effect with this transport; leave it out, or set transport='aiohttp'"
         )

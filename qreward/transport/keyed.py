@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
 
-from qreward.codecs.base import Reply, TransportError
+from qreward.codecs.base import TransportError
 from qreward.settings.api_key import ApiKey
 from qreward.settings.base import check_header
 from qreward.transport.base import Body, ByteStream, HttpTransport
@@ -29,19 +29,14 @@ class KeyedTransport(HttpTransport):
     def __init__(self, inner: HttpTransport, key: ApiKey) -> None:
         self._inner, self._key, self.cap = inner, key, inner.cap
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        key = await self._current()
-        reply = await self._inner.post(path, body, _with(headers, key))
-        if reply.status == 401 and (new := await self._current(key)) != key:
-            reply = await self._inner.post(path, body, _with(headers, new))
-        return reply
-
     async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> ByteStream:
-        key = await self._current()
-        stream = await self._inner.begin(method, path, body, _with(headers, key))
+        def send(key: str) -> Coroutine[Any, Any, ByteStream]:
+            return self._inner.begin(method, path, body, {"Authorization": f"Bearer {key}", **(headers or {})})
+
+        stream = await send(key := await self._current())
         if stream.status == 401 and (body is None or isinstance(body, bytes)) and (new := await self._current(key)) != key:
             await stream.aclose()
-            stream = await self._inner.begin(method, path, body, _with(headers, new))
+            stream = await send(new)
         return stream
 
     async def _current(self, refused: str | None = None) -> str:
@@ -53,10 +48,6 @@ class KeyedTransport(HttpTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-def _with(headers: Mapping[str, str] | None, key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}", **(headers or {})}
 
 
 async def current_key(key: ApiKey, refused: str | None = None) -> str:

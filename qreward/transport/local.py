@@ -46,13 +46,13 @@ class LocalTransport(HttpTransport):
         if self._closed:
             raise closed()
         if method == "GET":  # a probe: a function is always ready
-            return _Whole(200, b"{}")
+            return WholeResponse(200, b"{}")
         me = asyncio.current_task()
         before = 0 if me is None else me.cancelling()
         try:
             answer = await self._answer(path, jsonio.read(body) if isinstance(body, bytes) else {})
             try:
-                return _Whole(200, jsonio.dumps(answer))
+                return WholeResponse(200, jsonio.dumps(answer))
             except BadRequest as error:
                 raise TypeError(f"the function returned what is no text, completion or number: {error}") from None
         except asyncio.CancelledError:
@@ -124,7 +124,7 @@ def in_thread(call: Callable[[], Any], what: str = "function") -> Future[Any]:
     return future
 
 
-class _Whole(ByteStream):
+class WholeResponse(ByteStream):
     """A response that is already whole."""
 
     __slots__ = ("_left",)
@@ -183,7 +183,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def _refusal(status: int, message: str) -> ByteStream:
-    return _Whole(status, jsonio.dumps({"error": {"message": message}}))
+    return WholeResponse(status, jsonio.dumps({"error": {"message": message}}))
 
 
 def _described(error: BaseException) -> str:

@@ -18,8 +18,6 @@ _SHORT = 8  # characters; a shorter secret is hidden only as a whole word, becau
 
 
 class Secrets:
-    """Replaces secrets in texts."""
-
     __slots__ = ("_pattern", "_values")
 
     def __init__(self, values: Iterable[str] = ()) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import cast
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest, with_priority
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
-from qreward.transport import connection_settings
 from qreward.transport.base import ByteStream, too_long
 from qreward.transport.connection import EndpointConnection, failure_of
 
@@ -100,7 +98,7 @@ class ChatStream:
     async def __aenter__(self) -> ChatStream:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _settle(self, outcome: Answer | Failure | Cancelled) -> None:
@@ -192,8 +190,6 @@ class ChatStream:
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
-    if call.headers is not None:
-        connection_settings.check_call_headers(call.headers, call.model)
     cap = connection.endpoint.max_response_bytes
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
@@ -211,9 +207,5 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
 
 
 async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
-    codec, model = call.codec, call.model
-    request = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
-    body = codec.encode(request, connection.renamed.get(model, model))
-    if connection.endpoint.send_priority:
-        body = with_priority(body, call)
-    return await connection.transport.stream(codec.path, body, connection_settings.call_headers(connection.endpoint, call))
+    request = WireRequest(call.codec, call.model, call.inputs, {**call.params, "stream": True, **options}, call.headers, call.group)
+    return await connection.transport.begin("POST", call.codec.path, *connection.encoded(request, call))

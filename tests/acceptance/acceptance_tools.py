@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from shared_tools import serving as serving  # noqa: PLC0414 - for the tests of this folder
 
 from qreward import Endpoint, Limits, QRewardClient, Timeouts
 from qreward.testing import FakeFleet, echo_of
@@ -85,15 +84,3 @@ def open_files() -> int:
 
 def in_flight(client: QRewardClient) -> int:
     return sum(source.inflight for source in client._runtime.fleet.sources())
-
-
-@asynccontextmanager
-async def serving(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """A server of the test's own; gives its base URL."""
-    runner = web.ServerRunner(web.Server(handle, access_log=None))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()

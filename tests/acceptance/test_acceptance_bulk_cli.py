@@ -98,7 +98,7 @@ def test_options_make_the_requests(bulk: Bulk) -> None:
     with FakeFleet([FakeEndpoint("a", responder=responder)]) as fleet:
         status, _, err = bulk(
             table, "--config", bulk.config(fleet), "--model", "m", "--template", f"@{prompt}", "--system", f"@{system}",
-            "--set", "max_tokens=9", "--set", "stop=x", "--set", 'response_format={"type":"text"}', "--timeout", 30, "--order", "any",
+            "--set", "max_tokens=9", "--set", "stop=x", "--set", 'response_format={"type":"text"}', "--timeout", 30,
         )  # fmt: skip
     assert (status, err) == (0, "")
     assert read_lines(bulk.output)[0]["custom_id"] == "7"

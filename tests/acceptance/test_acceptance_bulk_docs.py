@@ -36,7 +36,7 @@ def test_the_table_of_options_is_that_of_the_parser() -> None:
 def test_the_lines_of_the_page_are_read_as_requests() -> None:
     batch, plain, output = blocks("json")
     reader = requests.RequestReader(settings.BulkSettings())
-    found = [requests.Entry(0, "") for _ in (batch + plain).splitlines()]
+    found = [requests.Entry(0) for _ in (batch + plain).splitlines()]
     for entry, line in zip(found, (batch + plain).splitlines(), strict=True):
         reader.read(inputs.InputLine("page:1", 0, line.encode()), entry)
     assert [each.custom_id for each in found] == ["r1", "r2", "p1", "p2"]

@@ -184,8 +184,7 @@ async def test_the_queue_is_made_when_it_is_first_used_and_a_batched_function_ca
     assert decorated.settings.max_batch_size == 4
     assert (queue.settings.max_batch_size, queue.settings.timeout) == (5, 3)
 
-    _, values, key = decorated.queue_of((1,), {})
-    assert await asyncio.gather(decorated.result_of(values, key), queue.submit(2)) == [1, 2]
+    assert await asyncio.gather(decorated.result_of(*decorated.prepared((1,), {})), queue.submit(2)) == [1, 2]
 
 
 class ByValue(pickle.Pickler):

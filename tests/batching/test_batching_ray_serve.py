@@ -1,4 +1,4 @@
-"""What a process with Ray Serve adds to a batched function, shown with a stand-in for Ray; the accessors, and OpenTelemetry's metrics."""
+"""What a process with Ray Serve adds to a batched function, shown with a stand-in for Ray, and the accessors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from batching_tools import Noted, start, turns
 
-from qreward.batching import BatchQueue, batch, metrics
+from qreward.batching import BatchQueue, batch, ray_serve
 from qreward.errors import InvalidResponse
 
 REQUEST: ContextVar[Any] = ContextVar("request")
@@ -54,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "metrics": SimpleNamespace(Histogram=numbers, Gauge=numbers, Counter=numbers, seen=numbers.seen),
     }.items():
         monkeypatch.setitem(sys.modules, f"ray.serve.{name}", module)
-    monkeypatch.setattr(metrics, "_of_serve", [])
+    ray_serve._metrics.cache_clear()
     return SimpleNamespace(context=context, exceptions=exceptions, seen=numbers.seen)
 
 
@@ -201,29 +201,3 @@ def test_settings_may_be_given_by_position_in_the_order_of_ray_serve() -> None:
     for wrong in (lambda: batch(None, 1, 0.0, 1, None, 1), lambda: batch(None, 16, max_batch_size=3)):
         with pytest.raises(TypeError, match="by position"):
             wrong()
-
-
-async def test_opentelemetry_gets_size_wait_utilisation_and_time_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    sdk = pytest.importorskip("opentelemetry.sdk.metrics")
-    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
-    from opentelemetry import metrics as api
-
-    reader = export.InMemoryMetricReader()
-    provider = sdk.MeterProvider([reader])
-    monkeypatch.setattr(api, "get_meter_provider", lambda: provider)
-    queue = BatchQueue(Noted(seconds=2), max_batch_size=4)
-    calls = start(queue.submit, 1)
-    await turns()
-    calls += start(queue.submit, 2, 3)
-    await asyncio.gather(*calls)
-    await turns()
-    (resource,) = reader.get_metrics_data().resource_metrics
-    points = {metric.name: metric.data.data_points[0] for scope in resource.scope_metrics for metric in scope.metrics}
-    assert {name: (point.count, round(point.sum, 3)) for name, point in points.items()} == {
-        "qreward.batching.size": (2, 3),
-        "qreward.batching.utilization": (2, 0.75),
-        "qreward.batching.wait": (2, 2),
-        "qreward.batching.duration": (2, 4),
-    }
-    assert {point.attributes["qreward.batching.function"] for point in points.values()} == {"noted"}
-    provider.shutdown()

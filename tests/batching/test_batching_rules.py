@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qreward.batching import BatchSettings
 from qreward.batching.collector import Collector, Item, SlotRule
 from qreward.batching.in_flight import own_error
-from qreward.batching.stats import BatchCounters
+from qreward.batching.settings import BatchCounters
 from qreward.errors import RequestError, ServerError
 
 

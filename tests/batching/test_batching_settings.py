@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching_tools import Noted, now, settings_of, start
+from batching_tools import Noted, now, settings_of, start, turns
 
 from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.batching.settings import Options
@@ -132,3 +132,16 @@ def test_the_settings_are_the_same_in_code_for_type_checkers_and_on_the_page() -
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "batching.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and line.count(" | ") == 3]
     assert {row[0].strip("`"): row[1].strip("`") for row in rows} == {name: repr(default) for name, default in names.items()}
+
+
+async def test_a_batch_that_fills_keeps_the_settings_with_which_it_began() -> None:
+    noted = Noted()
+    queue = BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=1000)
+    calls = start(queue.submit, 1, 2)
+    await turns()
+    queue.set_max_batch_size(1)
+    queue.set_batch_wait_timeout_s(0)
+    await turns()
+    assert noted.batches == []
+    assert await asyncio.gather(*calls, *start(queue.submit, 3, 4)) == [1, 2, 3, 4]
+    assert noted.batches == [[1, 2, 3], [4]]

@@ -21,7 +21,6 @@ from shared_tools import Lengths, each, run
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
-from qreward.batching.reward_buffer.scorer import BisectingScorer
 
 pytestmark = pytest.mark.real_time  # plain scorers run in threads
 
@@ -272,15 +271,15 @@ def test_what_cannot_be_read_is_an_error_of_the_scorer() -> None:
 def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
     calls = 0
 
-    async def call(pairs: Any) -> list[float]:
+    async def call(texts: list[str], metadata: list[dict[str, bool]]) -> list[float]:
         nonlocal calls
         calls += 1
-        if any(meta["poison"] for _, meta in pairs):
+        if any(meta["poison"] for meta in metadata):
             raise KeyError("poison")
-        return [float(text) for text, _ in pairs]
+        return list(map(float, texts))
 
     pairs = [(str(at), {"poison": bad}) for at, bad in enumerate(poisonous)]
-    scored = asyncio.run(BisectingScorer(call, isolate=True).score_each(pairs))
+    scored = asyncio.run(RewardBuffer(call).score([text for text, _ in pairs], [meta for _, meta in pairs]))
     assert rewards(scored) == [None if bad else float(at) for at, bad in enumerate(poisonous)]
     assert all((one.error is not None) == bad for one, bad in zip(scored, poisonous, strict=True))
     assert calls <= 2 * len(pairs) - 1

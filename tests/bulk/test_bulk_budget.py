@@ -24,7 +24,7 @@ from qreward.results import Usage
 
 
 def call_of(fields: dict[str, Any]) -> Any:
-    entry = Entry(0, "")
+    entry = Entry(0)
     RequestReader(BulkSettings(model=MODEL)).read(InputLine("in:1", 0, json.dumps(fields).encode()), entry)
     return entry.content
 

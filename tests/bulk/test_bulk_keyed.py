@@ -123,7 +123,7 @@ async def test_a_result_of_another_row_with_the_same_key_is_never_taken(tmp_path
     row, _ = keyed_line(asked("a")[0])
     found = opened(tmp_path)
     assert found.find(row) is not None
-    row.identifier = row.identifier[:-1] + "x"
+    row._identifier = row.identifier[:-1] + "x"
     assert found.find(row) is None
 
 
@@ -228,7 +228,6 @@ def test_settings_of_one_process_and_other_settings_than_before_are_refused(tmp_
         "sample": 3,
         "shard": (1, 2),
         "deadline": 3.0,
-        "order": "any",
         "progress": True,
     }
     for name, value in single.items():

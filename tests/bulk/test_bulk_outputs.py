@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from bulk_fakes import completion
 
 from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
-from qreward.errors import BadRequest, ConfigError, QRewardError, ServerError
+from qreward.errors import ConfigError, QRewardError, ServerError
 from qreward.judge.types import CriterionResult, Verdict, Vote
 from qreward.records import AttemptRecord
 from qreward.results import Usage
@@ -135,8 +134,8 @@ def test_an_output_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_ending_of_the_name_says_what_is_written_and_others_are_refused(tmp_path: Path) -> None:
-    for name in ("x.csv", "x.txt", "x.json", "x.tsv", "x.jsonl.zst", "x.gz", "x", "x.parquet.gz"):
-        with pytest.raises(ConfigError, match=r"must end in \.jsonl\.gz, \.ndjson\.gz, \.jsonl, \.ndjson, \.parquet"):
+    for name in ("x.csv", "x.txt", "x.json", "x.tsv", "x.jsonl.zst", "x.gz", "x", "x.parquet"):
+        with pytest.raises(ConfigError, match=r"must end in \.jsonl\.gz, \.ndjson\.gz, \.jsonl, \.ndjson"):
             OutputFile(tmp_path / name)
     path = tmp_path / "x.jsonl.gz"
     assert OutputFile(path).stem == "x"
@@ -149,7 +148,7 @@ def test_the_ending_of_the_name_says_what_is_written_and_others_are_refused(tmp_
 
 def test_a_file_that_is_no_output_of_a_bulk_run_is_not_replaced(tmp_path: Path) -> None:
     lines = [success_line("a", "qreward-1", body("x"))]
-    for name in ("x.jsonl", "x.jsonl.gz", *(["x.parquet"] if find_spec("pyarrow") else [])):
+    for name in ("x.jsonl", "x.jsonl.gz"):
         file = OutputFile(tmp_path / name)
         file.check_replaceable()
         file.path.touch()
@@ -160,22 +159,3 @@ def test_a_file_that_is_no_output_of_a_bulk_run_is_not_replaced(tmp_path: Path) 
             file.path.write_bytes(content)
             with pytest.raises(ConfigError, match="exists and is not the output of a bulk run; name another output, or remove the file"):
                 file.check_replaceable()
-
-
-def test_a_table_needs_pyarrow_or_is_written_with_a_column_for_each_part(tmp_path: Path) -> None:
-    path = tmp_path / "out.parquet"
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        with pytest.raises(ConfigError, match=r"out\.parquet needs the package pyarrow; install it with pip install 'qreward\[bulk\]'"):
-            OutputFile(path)
-        return
-    lines = [success_line(f"id-{number}", f"q-{number}", body(str(number))) for number in range(3000)]
-    lines += [failure_line("bad", "q-bad", BadRequest("no")), verdict_line("v", "q-v", Verdict(0.5, (Vote(0.5),)))]
-    assert OutputFile(path).write(lines) == 3002
-    rows = parquet.read_table(path).to_pylist()
-    assert [row["custom_id"] for row in rows] == [*(f"id-{number}" for number in range(3000)), "bad", "v"]
-    assert json.loads(rows[7]["response"])["body"] == completion("7")
-    assert (rows[7]["error"], rows[3000]["response"]) == (None, None)
-    assert json.loads(rows[3000]["error"])["code"] == "BadRequest"
-    assert json.loads(rows[3001]["response"])["score"] == 0.5

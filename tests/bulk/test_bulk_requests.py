@@ -27,7 +27,7 @@ def invented(fields: Any) -> str:
 
 def entry_of(reader: RequestReader, fields: Any) -> Entry:
     line = line_of(fields)
-    entry = Entry(line.digest, invented(fields), line.place)
+    entry = Entry(line.digest, line.place, invented(fields))
     reader.read(line, entry)
     return entry
 
@@ -110,7 +110,7 @@ def test_the_identifier_that_a_line_gets_is_that_of_no_other_line() -> None:
     reader, cut = RequestReader(BulkSettings(model="m")), b'{"custom_id": "2", "prompt": "cut'
     names = []
     for fields in ({"custom_id": 3}, cut, {"a": 1}, {"custom_id": "5"}, {"custom_id": "qreward-5"}, {"prompt": "hi"}):
-        entry = Entry(7, invented(fields))
+        entry = Entry(7, identifier=invented(fields))
         with suppress(BadRequest):
             reader.read(line_of(fields), entry)
         names.append(entry.custom_id)

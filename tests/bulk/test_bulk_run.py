@@ -76,16 +76,6 @@ async def test_every_line_is_sent_once_and_written_in_the_order_of_the_input(tmp
     assert sorted(path.name for path in folder.source.parent.glob("*")) == ["in.jsonl", "out.jsonl", "out.jsonl.journal"]
 
 
-async def test_order_any_writes_lines_as_they_were_done(tmp_path: Path) -> None:
-    async def script(sent: Sent) -> Any:
-        await asyncio.sleep(10 - int(sent.text.split()[1]))
-        return f"re: {sent.text}"
-
-    folder = Folder(tmp_path, lines(8))
-    await folder.run(Backend(script), order="any")
-    assert list(answers(folder.output)) == [f"id-{number}" for number in reversed(range(8))]
-
-
 async def test_a_finished_run_sends_nothing_again_and_writes_the_same_output(tmp_path: Path) -> None:
     folder, backend = Folder(tmp_path, lines(20)), Backend()
     await folder.run(backend)
@@ -387,13 +377,11 @@ async def test_lines_may_be_moved_removed_and_added_between_runs(tmp_path: Path)
     folder, backend = Folder(tmp_path, lines(10)), Backend()
     await folder.run(backend)
     for rows, sent in ((lines(7), 0), (lines(12)[::-1], 2), ([], 0), (lines(12)[3:5], 0)):
-        for order in ("input", "any"):
-            write(folder.source, rows)
-            report = await folder.run(backend, order=order)
-            assert (report.done, report.sent, report.exit_code) == (len(rows), sent if order == "input" else 0, 0)
-            names = [row["custom_id"] for row in read(folder.output)] if rows else []
-            assert sorted(names) == sorted(row["custom_id"] for row in rows)
-            assert order == "any" or names == [row["custom_id"] for row in rows]
+        write(folder.source, rows)
+        report = await folder.run(backend)
+        assert (report.done, report.sent, report.exit_code) == (len(rows), sent, 0)
+        names = [row["custom_id"] for row in read(folder.output)] if rows else []
+        assert names == [row["custom_id"] for row in rows]
 
 
 async def test_each_of_equal_lines_has_a_result_of_its_own_also_after_a_stop(tmp_path: Path) -> None:
@@ -430,7 +418,7 @@ async def test_other_settings_are_refused_by_name_and_those_that_change_no_reque
         await folder.run(backend, source=[folder.source, other])
     report = await folder.run(backend, params={"max_tokens": 5}, resume="force", sample=1)
     assert report.sent == 1
-    free: dict[str, Any] = {"timeout": 9.0, "priority": 1, "deadline": 99.0, "order": "any", "max_tokens": None, "retry_failed": True}
+    free: dict[str, Any] = {"timeout": 9.0, "priority": 1, "deadline": 99.0, "max_tokens": None, "retry_failed": True}
     report = await folder.run(backend, **free)
     assert (report.done, report.exit_code) == (10, 0)
 
@@ -535,7 +523,7 @@ async def test_an_output_that_cannot_be_written_is_a_reason_and_everything_stays
 
     folder, backend = Folder(tmp_path, lines(10)), Backend()
     with monkeypatch.context() as patch:
-        patch.setattr(OutputFile, "_write_text", full)
+        patch.setattr(OutputFile, "write", full)
         report = await folder.run(backend)
     assert (report.exit_code, report.done, report.output) == (75, 10, None)
     assert "the output cannot be written: No space left on device" in str(report.reason)

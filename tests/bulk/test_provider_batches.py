@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -30,7 +31,13 @@ from provider_tools import (
 
 from qreward import ConfigError, Endpoint, NoEndpoint, QRewardError
 from qreward.bulk import provider
+from qreward.bulk.budget import Spent
+from qreward.bulk.inputs import InputLine, digest_of
 from qreward.bulk.journal import Journal
+from qreward.bulk.provider import BatchApi
+from qreward.bulk.provider_batches import IN_FLIGHT, Batch
+from qreward.bulk.requests import Entry, RequestReader
+from qreward.bulk.settings import BulkSettings
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -541,3 +548,20 @@ async def test_costs_are_those_of_the_endpoint(tmp_path: Path) -> None:
     report = await run(fake, [chat(number) for number in range(5)], tmp_path / "out.jsonl", client_of(endpoint(fake, price=(1.0, 2.0))))
     usages = [row["response"]["body"]["usage"] for row in rows(tmp_path / "out.jsonl")]
     assert report.cost == pytest.approx(sum(usage["prompt_tokens"] + 2 * usage["completion_tokens"] for usage in usages) / 1e6)
+
+
+def test_the_lines_that_are_at_a_provider_at_once_take_less_than_200_megabytes(tmp_path: Path) -> None:
+    reader, count = RequestReader(BulkSettings(model="judge-7b")), 2000  # the index of 10 million lines takes 1.24 of the 1.5 GB
+    batch = Batch(BatchApi(endpoint(FakeProvider(service()))), tmp_path, "/v1/chat/completions", "judge-7b")
+    tracemalloc.start()
+    for number in range(count):
+        content = json.dumps(chat(number)).encode()
+        line = InputLine(f"/a/folder/with/requests.jsonl:{number}", digest_of(content), content)
+        entry = Entry(line.digest, line.place)
+        reader.read(line, entry)
+        entry.reserved = Spent(1000 + number, 0.1 * number)
+        batch.add(entry, content, 1)
+    taken = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    batch.file.close()
+    assert taken * provider.LINES * (IN_FLIGHT + 1) < 200e6

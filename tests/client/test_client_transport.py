@@ -10,7 +10,7 @@ import pytest
 import respx
 from client_tools import HI, Recorder
 
-from qreward import ConfigError, Endpoint, Limits, QRewardClient
+from qreward import ConfigError, Endpoint, QRewardClient
 from qreward.settings.client import ClientConfig, load_config
 
 URL = "http://judge.example/v1"
@@ -77,7 +77,6 @@ async def test_a_transport_that_cannot_be_is_refused_with_the_closest_name_and_t
 
 async def test_a_setting_that_the_transport_cannot_apply_is_an_error_and_a_client_in_use_keeps_its_transport() -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        ("httpx", {"limits": Limits(connects_per_second=1)}, "limits.connects_per_second has no effect"),
         (httpx.AsyncClient(transport=Recorder()), {"verify": False}, "verify has no effect"),
     ]
     for transport, settings, words in cases:

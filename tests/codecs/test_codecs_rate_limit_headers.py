@@ -88,14 +88,6 @@ FORMS: list[tuple[str, dict[str, str], Said | None, Said | None]] = [
         (300, 219, 2, 5),
         None,
     ),
-    ("draft", {"ratelimit": '"default";r=50;t=30', "ratelimit-policy": '"default";q=100;w=60'}, (100, 50, 30, 60), None),
-    (
-        "draft, the tightest of two",
-        {"ratelimit": '"hour";r=900;t=1000, "burst";r=1;t=2', "ratelimit-policy": '"burst";q=10;w=5,"hour";q=1000;w=3600'},
-        (10, 1, 2, 5),
-        None,
-    ),
-    ("draft -07", {"ratelimit": "limit=100, remaining=50, reset=5"}, (100, 50, 5, None), None),
     ("only what is left", {"x-ratelimit-remaining-tokens": "19913"}, None, (None, 19913, None, None)),
 ]
 

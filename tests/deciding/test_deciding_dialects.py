@@ -12,7 +12,7 @@ import pytest
 from deciding_tools import MODEL, DecisionServer, client_of, endpoint, expected, now, questions, read, refused
 
 from qreward import BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
-from qreward.deciding.dialects import TIMEOUT
+from qreward.deciding import TIMEOUT
 
 NO_ANSWER = 1e6
 CHAT = ["/decisions", "/systemone", "/chat/completions"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from deciding_tools import MODEL, questions
 
-from qreward import AttemptRecord, BadRequest, Decision, DecisionAnswer, InvalidResponse, QRewardError, RateLimited, Usage
+from qreward import AttemptRecord, BadRequest, InvalidResponse, QRewardError, RateLimited, Usage
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput
+from qreward.codecs.decisions.base import DecisionInput, DecisionReply
 from qreward.codecs.decisions.operation import Decide
-from qreward.deciding.requests import divided, joined, questions_of, smaller
+from qreward.deciding import divided, joined, smaller
+from qreward.decisions import AnswerTable
 
 
 def call_of(count: int) -> WireRequest:
@@ -16,18 +17,19 @@ def call_of(count: int) -> WireRequest:
 
 
 def sizes(calls: list[WireRequest]) -> list[int]:
-    return [len(questions_of(call)) for call in calls]
+    return [len(call.inputs.questions) for call in calls]
 
 
-def decision_of(call: WireRequest, usage: Usage | None = None) -> Decision:
-    return Decision(tuple(DecisionAnswer(question, (0.5, 0.5)) for question in questions_of(call)), MODEL, usage)
+def reply_of(call: WireRequest, usage: Usage | None = None) -> DecisionReply:
+    asked = call.inputs.questions
+    return DecisionReply(AnswerTable.of(asked, [((0.5, 0.5), None, None)] * len(asked)), MODEL, usage)
 
 
 def test_parts_have_about_the_same_size_and_hold_all_questions_in_their_order() -> None:
     for count in range(1, 70):
         for most in range(1, 70):
             calls = divided(call_of(count), most)
-            assert [question for call in calls for question in questions_of(call)] == questions(count), (count, most)
+            assert [question for call in calls for question in call.inputs.questions] == questions(count), (count, most)
             assert max(sizes(calls)) <= most, (count, most)
             assert max(sizes(calls)) - min(sizes(calls)) <= 1, (count, most)
             assert len(calls) == -(-count // most), (count, most)
@@ -62,16 +64,16 @@ def test_only_a_request_that_is_wrong_itself_is_divided() -> None:
 
 def test_joined_parts_have_the_answers_of_all_and_the_sum_of_their_usage() -> None:
     calls = divided(call_of(5), 2)
-    joint = joined(calls, [decision_of(call, Usage(10, 1, 11)) for call in calls])
-    assert isinstance(joint, Decision)
-    assert [answer.question for answer in joint] == questions(5)
+    joint = joined(calls, [reply_of(call, Usage(10, 1, 11)) for call in calls])
+    assert isinstance(joint, DecisionReply)
+    assert [answer.question for answer in joint.answers] == questions(5)
     assert (joint.model, joint.usage) == (MODEL, Usage(30, 3, 33))
 
 
 def test_the_questions_of_a_part_that_failed_have_its_error_and_if_all_failed_there_is_no_decision() -> None:
     calls = divided(call_of(4), 2)
     broken = InvalidResponse("broken")
-    joint = joined(calls, [broken, decision_of(calls[1])])
-    assert isinstance(joint, Decision)
-    assert joint.errors == {0: broken, 1: broken}
+    joint = joined(calls, [broken, reply_of(calls[1])])
+    assert isinstance(joint, DecisionReply)
+    assert joint.build().errors == {0: broken, 1: broken}
     assert joined(calls, [broken, BadRequest("bad")]) is broken

@@ -99,7 +99,7 @@ async def test_without_probes_there_is_no_task_and_no_timer() -> None:
     await ask(client)
     loop: Any = asyncio.get_running_loop()
     assert len(asyncio.all_tasks()) == 1
-    assert not [timer for timer in loop.timers() if "Prober" in repr(timer)]
+    assert not [timer for timer in loop.timers() if "_begin" in repr(timer)]
     await client.aclose()
     assert wire.looks == []
 

@@ -13,7 +13,7 @@ from engine_tools import MODEL, broken, chat, chats, client_of, leftovers
 from stream_wire import ENDS, StreamWire, heard, spoken, words
 
 from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, Retry, StreamInterrupted, StreamRestarted
-from qreward.engine.stream_batch import AHEAD
+from qreward.engine.streams import BATCH_AHEAD as AHEAD
 
 
 def ask(client: Any, items: Any, **settings: Any) -> Any:
@@ -75,6 +75,14 @@ async def test_no_more_streams_are_under_way_than_wanted_and_the_input_is_read_a
         assert done == 200
         assert wire.peak["a"] == min(most, 5)
         assert (await stream.results()).texts() == [f"re: {number}" for number in range(200)]
+
+
+async def test_on_result_is_called_with_each_result_as_in_other_batches() -> None:
+    heard_of: list[int] = []
+    async with client_of(StreamWire()) as client:
+        stream = ask(client, chats(3), on_result=lambda result: heard_of.append(result.index))
+        assert (await stream.results()).stats.ok == 3
+    assert sorted(heard_of) == [0, 1, 2]
 
 
 async def test_the_next_stream_begins_although_nobody_reads_just_now() -> None:

@@ -27,7 +27,7 @@ from qreward import (
     StreamRestarted,
     Timeouts,
 )
-from qreward.engine.stream_sink import AHEAD, GRACE
+from qreward.engine.streams import AHEAD, GRACE
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 from qreward.scheduler.stats import GAP_LEAST, KNOWN
 from qreward.scheduler.task import CancelReason
@@ -311,7 +311,7 @@ async def test_a_stream_that_is_left_in_the_turn_in_which_it_has_paused_for_too_
         await learn(client)
         reading = asyncio.ensure_future(heard(ask(client)))
         await asyncio.sleep(1)
-        (timer,) = [timer for timer in loop.timers() if "InactivityTimer" in repr(timer)]
+        (timer,) = [timer for timer in loop.timers() if "StreamAttempt" in repr(timer)]
         loop.call_at(timer.when() - 1e-10, reading.cancel)
         await asyncio.wait([reading])
         await asyncio.sleep(1)
@@ -545,7 +545,7 @@ async def test_a_stream_that_is_cancelled_in_the_turn_in_which_its_grace_ends_is
     async with client_of(StreamWire(lambda *_: STAYS_OPEN["the ending alone"]), {"a": 1}) as client:
         reading = asyncio.ensure_future(heard(ask(client)))
         await asyncio.sleep(1.5)
-        (timer,) = [timer for timer in loop.timers() if "InactivityTimer" in repr(timer)]
+        (timer,) = [timer for timer in loop.timers() if "StreamAttempt" in repr(timer)]
         loop.call_at(timer.when() - 1e-10, reading.cancel)
         await asyncio.wait([reading])
         assert reading.cancelled()

@@ -32,11 +32,11 @@ class Scene:
         self.member = ScheduledFunction(lambda: "done", ScheduleConfig(max_concurrency=1, **settings), FunctionPool())
         self.engine = self.member.pool.engine
         self.engine.clock = lambda: self.now
-        self.call = Call(self.member.function, None, self.member.settings.options, None)
-        self.call.waiter = BlockingCall(self.engine, lambda: "done", self.member.settings.judge, inline=True)
+        self.call = Call(self.member.function, None, self.member.options, None)
+        self.call.waiter = BlockingCall(self.engine, lambda: "done", inline=True)
 
     def slots(self) -> int:
-        return self.engine.scheduler.group.inflight
+        return self.engine.scheduler.inflight
 
 
 def test_a_try_that_is_started_after_its_caller_has_left_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:

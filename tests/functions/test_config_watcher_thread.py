@@ -151,7 +151,7 @@ class Reading:
     # whoever looks in the parent's thread is in the midst of it when the parent forks
     def wait(self, stopping, seconds):
         if os.getpid() == parent and not asked.is_set():
-            with watcher._looking, watcher._changing:
+            with watcher._looking:
                 asked.set()
                 release.wait()
         return stopping.wait(0.01)

@@ -9,28 +9,9 @@ import httpx
 import pytest
 from schedule_runs import KINDS, SLACK, at_times, kind_name
 
-from qreward.functions.config import CompiledSettings, ScheduleConfig
 from qreward.functions.function import no_waiting
-from qreward.scheduler.functions.state import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 
 both = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
-
-
-def test_each_setting_reaches_the_scheduler() -> None:
-    config = ScheduleConfig(
-        timeout=9, retry_times=2, retry_interval=3, retry_max_interval=4, limit_size=5, limit_window=6, max_concurrency=7,
-        hedged_request_time=8, hedged_request_max_times=2, hedged_request_proportion=0.5, speed_up_max_multiply=3,
-        circuit_breaker_threshold=4, circuit_breaker_recovery=10, adaptive_limit=True, adaptive_limit_min=11, adaptive_limit_max=12,
-        adaptive_error_threshold=0.25, adaptive_latency_threshold=1.5, priority="low", debug=True,  # type: ignore[arg-type]
-    )  # fmt: skip
-    expected = FunctionOptions(
-        level=9, timeout=9, retries=2, pause=Pause(3, 4), rate=Rate(5, 6), most=7, hedging=Hedging(8, 0.0, 2, 0.5), parallel_tries=3,
-        breaking=Breaking(4, 10), adapting=Adapting(11, 12, 0.25, 1.5), noted=True,
-    )  # fmt: skip
-    assert CompiledSettings(config).options == expected
-    config.update(hedged_request_time="p95", limit_size=None, circuit_breaker_threshold=None, adaptive_limit=False, max_concurrency=None)
-    changed: dict[str, Any] = {"hedging": Hedging(None, 0.95, 2, 0.5), "rate": None, "breaking": None, "adapting": None, "most": None}
-    assert CompiledSettings(config).options == expected._replace(**changed)
 
 
 def fails(times: int, seconds: float = 1.0, error: BaseException | None = None) -> Any:

@@ -133,7 +133,7 @@ def test_a_shared_config_keeps_no_function_alive_and_is_followed_by_those_that_l
         del decorated
         gc.collect()
         assert [each() for each in dead] == [None] * 20
-        assert config._changes._callbacks == {}
+        assert config._changes.callbacks == {}
 
         tries: list[int] = []
 

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from shared_tools import each, words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
-from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, answers_html, answers_plain
-from qreward.notebook.state import AnswerPhase, LiveAnswer, LiveBatch
+from qreward.notebook.display import (
+    CARD_TEXT,
+    LIVE_TEXT,
+    LiveAnswer,
+    LiveBatch,
+    answer_html,
+    answer_plain,
+    answers_html,
+    answers_plain,
+)
 
 KNOWN = {"div", "span", "b", "i", "pre"}
 
@@ -54,7 +62,7 @@ def answer(*pieces: str, error: BaseException | None = None, ended: bool = True,
 def batch(count: int, most: int, text: str = "yes") -> LiveBatch:
     made = LiveBatch(0.0, most)
     for index in range(count):
-        made.add(index, text, 1.0)
+        made.add((index, text), 1.0)
     return made
 
 
@@ -78,15 +86,15 @@ def test_markup_and_formulas_of_a_judge_are_shown_as_they_are_written() -> None:
 @each(
     "error, phase",
     [
-        (None, AnswerPhase.DONE),
-        (StreamInterrupted("broken"), AnswerPhase.INTERRUPTED),
-        (RateLimited("no room"), AnswerPhase.FAILED),
-        (RuntimeError("a bug"), AnswerPhase.FAILED),
-        (asyncio.CancelledError(), AnswerPhase.STOPPED),
-        (KeyboardInterrupt(), AnswerPhase.STOPPED),
+        (None, "done"),
+        (StreamInterrupted("broken"), "interrupted"),
+        (RateLimited("no room"), "failed"),
+        (RuntimeError("a bug"), "failed"),
+        (asyncio.CancelledError(), "stopped"),
+        (KeyboardInterrupt(), "stopped"),
     ],
 )
-def test_a_card_shows_how_an_answer_ended_with_the_text_so_far(error: BaseException | None, phase: AnswerPhase) -> None:
+def test_a_card_shows_how_an_answer_ended_with_the_text_so_far(error: BaseException | None, phase: str) -> None:
     ended = answer("half", error=error)
     assert words(answer_html(ended, 20.0)).startswith(f"{phase} gpu-0 · 10.0 s")
     assert "half" in answer_html(ended, 20.0)
@@ -126,8 +134,8 @@ def test_long_texts_are_cut_at_the_side_that_matters_less() -> None:
 
     growing = batch(1, 3, "first " + "x" * 5000 + " last")
     assert words(answers_html(growing, 2.0)).endswith(" last")
-    growing.add(0, Result(0, None, None, "gpu-0", 0.5, 0.0), 3.0)
-    growing.end(None, 3.0)
+    growing.add((0, Result(0, None, None, "gpu-0", 0.5, 0.0)), 3.0)
+    growing.end(None, None, 3.0)
     assert "first x" in words(answers_html(growing, 3.0))
     assert " last" not in words(answers_html(growing, 3.0))
     assert len(answers_html(growing, 3.0)) < CARD_TEXT + 2000
@@ -148,13 +156,13 @@ def test_what_has_ended_without_a_card_or_gave_its_card_away_is_let_go_of() -> N
     ended: Result[Any] = Result(0, None, None, "gpu-0", 0.5, 0.0)
     many = batch(1000, 3)
     for index in range(3, 1000):
-        many.add(index, ended, 2.0)
+        many.add((index, ended), 2.0)
     assert set(many.answers) == {0, 1, 2}
     assert words(answers_html(many, 2.0)).startswith("997 done · 3 under way")
     assert words(answers_html(many, 2.0)).endswith("and 997 more that are not shown")
     many = LiveBatch(0.0, 3)
     for index in range(100):
-        many.add(index, "yes", 1.0)
-        many.add(index, ended, 1.0)
+        many.add((index, "yes"), 1.0)
+        many.add((index, ended), 1.0)
     assert len(many.answers) == 3
     assert words(answers_html(many, 2.0)).startswith("100 done")

@@ -1,4 +1,4 @@
-"""What the terminal, the page and notebooks show of the same documents."""
+"""What the terminal and notebooks show of the same documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 import time
 import types
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 from live_tools import opened
@@ -16,7 +14,6 @@ from test_live_channel import new_client
 
 from qreward.live import view
 from qreward.live.directory import VERSION, Process
-from qreward.live.page import PAGE, POLICY, PageServer
 
 EVIL = "<script>x</script>\x1b[31m"
 
@@ -26,6 +23,7 @@ def document(**changes: Any) -> dict[str, Any]:
     snapshot = client.snapshot().model_dump(mode="json")
     calm = snapshot["endpoints"][0]
     late = calm | {"name": f"gpu-1{EVIL}", "state": "rate_limit", "ready_in": 0.9, "in_flight": 3, "failed": 7, "p95": 2.5}
+    snapshot["totals"]["answers_per_second"] = 40
     snapshot |= {
         "endpoints": [calm, late],
         "why": ["5 items wait for judge-7b: gpu-1 has a limit of 60 requests a minute"],
@@ -33,17 +31,17 @@ def document(**changes: Any) -> dict[str, Any]:
     }
     order = {"at": time.time(), "action": "pause", "target": None, "reason": "new weights", "effects": ["gpu-0: nothing new is sent"]}
     basis = {"version": VERSION, "pid": 12, "program": "train.py", "started": time.time() - 180, "at": time.time(), "ended": False}
-    return basis | {"clients": {"1": snapshot}, "blocked": [], "rates": [0, 1, 40], "changes": [order]} | changes
+    return basis | {"clients": {"1": snapshot}, "blocked": [], "changes": [order]} | changes
 
 
-def shown(process: Process, **chosen: Any) -> str:
-    return "\n".join(view.plain(view.blocks([process], view.Shown(**chosen))))
+def shown(process: Process) -> str:
+    return "\n".join(view.plain(view.blocks([process])))
 
 
 def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
     text = shown(Process(12, "running", document()))
     for expected in (
-        "12 train.py  running  0 wait  0 in flight  0 answered  40/s ▁▂█",
+        "12 train.py  running  0 wait  0 in flight  0 answered  40/s",
         "5 items wait for judge-7b: gpu-1 has a limit of 60 requests a minute",
         "batch 4 for judge-7b: 20 of 100 done, 1 failed",
         "rate limit, for 900 ms",
@@ -57,85 +55,27 @@ def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
     assert "train.py:7 in main" in shown(Process(12, "running", blocked))
     assert "12 ?  no answer" in shown(Process(12, "no answer", {}))
     assert "died, last seen 0 s ago" in shown(Process(12, "died", document()))
-    assert view.NONE in "\n".join(view.plain(view.blocks([], view.Shown())))
+    assert view.NONE in "\n".join(view.plain(view.blocks([])))
 
 
 def test_ps_has_one_line_for_each_process() -> None:
-    lines = list(view.plain(view.listed([Process(12, "running", document()), Process(7, "no answer", {})])))
+    lines = list(view.plain([view.listed([Process(12, "running", document()), Process(7, "no answer", {})])]))
     assert [line.split()[0] for line in lines] == ["pid", "12", "7"]
-    assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40", "▁▂█"]
-
-
-def test_keys_sort_the_endpoints_and_leave_only_those_with_trouble() -> None:
-    chosen = view.Shown()
-    assert chosen.take("s")
-    assert (chosen.sort, view.Shown(sort=view.SORTS[-1]).take("s")) == ("in_flight", True)
-    process = Process(12, "running", document())
-
-    def names(**chosen: Any) -> list[str]:
-        return re.findall(r"^  (gpu-\d)", shown(process, **chosen), flags=re.MULTILINE)
-
-    assert names() == ["gpu-0", "gpu-1"]
-    assert names(sort="failed") == names(sort="p95") == ["gpu-1", "gpu-0"]
-    assert chosen.take("e")
-    assert names(only_bad=chosen.only_bad) == ["gpu-1"]
-    assert not chosen.take("q")
+    assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40"]
 
 
 def test_a_terminal_shows_the_same_text_with_styles() -> None:
-    blocks = list(view.blocks([Process(12, "running", document())], view.Shown()))
+    blocks = list(view.blocks([Process(12, "running", document())]))
     styled = "\n".join(view.plain(blocks, styled=True))
     assert "\x1b[31m  5 items wait" in styled
     assert re.sub(r"\x1b\[\d+m", "", styled) == "\n".join(view.plain(blocks)), "nothing of the text is carried out"
 
 
-def test_the_page_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:
-    html = view.html(view.blocks([Process(12, "running", document(program=EVIL))], view.Shown()))
+def test_html_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:
+    html = view.html(view.blocks([Process(12, "running", document(program=EVIL))]))
     assert "<script" not in html
     assert "&lt;script&gt;" in html
-    assert not re.search(r"https?://|url\(|@import|src=", PAGE + POLICY + html)
-    assert "default-src 'none'" in POLICY
-
-
-def test_the_page_is_refused_without_its_token_and_to_foreign_hosts_and_origins() -> None:
-    with PageServer(lambda: "<p>hello</p>") as server:
-        host, token = server.hosts[0], f"token={server.token}"
-        assert server.server_address[0] == "127.0.0.1"
-        cases = [
-            (host, None, token, True),
-            (server.hosts[1], f"http://{server.hosts[1]}", token, True),
-            (host, None, "", False),
-            (host, None, "token=", False),
-            (host, None, f"{token}x", False),
-            (host, None, "token=\N{SNOWMAN}", False),
-            (None, None, token, False),
-            ("evil.example", None, token, False),
-            (f"127.0.0.1:{server.server_port + 1}", None, token, False),
-            (host, "http://evil.example", token, False),
-            (host, "null", token, False),
-        ]
-        assert [case for case in cases if (not server.refusal(*case[:3])) is not case[3]] == []
-
-
-def test_the_page_and_its_table_are_served() -> None:
-    import threading
-
-    with PageServer(lambda: "<p>hello</p>") as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with urlopen(server.url, timeout=5) as answer:
-            page = answer.read().decode()
-            assert f"'nonce-{server.nonce}'" in answer.headers["Content-Security-Policy"]
-        assert f'nonce="{server.nonce}"' in page
-        with urlopen(server.url.replace("/?", "/table?"), timeout=5) as answer:
-            assert answer.read() == b"<p>hello</p>"
-        for url, headers in (
-            (server.url.partition("?")[0], {}),
-            (server.url, {"Origin": "http://evil.example"}),
-            (server.url, {"Host": "e"}),
-        ):
-            with pytest.raises(HTTPError, match="403"):
-                urlopen(Request(url, headers=headers), timeout=5)
-        server.shutdown()
+    assert not re.search(r"https?://|url\(|@import|src=", html)
 
 
 def test_a_notebook_shows_the_table_and_updates_it_until_the_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import time
 from math import inf
 from pathlib import Path
 
-from qreward.quota.file_ledger import FileTransport
+from qreward.quota.file_ledger import FileLedger
 from qreward.quota.ledger import Demand, RenewRequest
 
 KEY = "k"
@@ -18,10 +18,10 @@ def asked(limit: int = 8, hold: float = 0.0) -> RenewRequest:
 
 
 if __name__ == "__main__":
-    transport, hold = FileTransport(Path(sys.argv[1])), 0.0
+    transport, hold = FileLedger(KEY, Path(sys.argv[1])), 0.0
     for turn in range(10**9):
         time.sleep(0.0005)  # the lock is not fair: who never lets go of it keeps it
-        share = transport.renew(KEY, sys.argv[2], asked(hold=hold))
+        share = transport.renew(sys.argv[2], asked(hold=hold))
         assert share.permits is not None
         hold = share.permits.hold
         if turn == 0:

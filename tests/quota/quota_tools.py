@@ -6,8 +6,9 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from engine_tools import FakeWire, client_of
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.quota import renewal
+from qreward.quota.file_ledger import key_of
 from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
@@ -153,9 +155,9 @@ def shared(test: Callable[..., Any]) -> Callable[..., None]:
     def run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         transport = PlayedTransport()
 
-        def make(_kind: str) -> PlayedTransport:
-            transport.made += 1
-            return transport
+        def make(endpoint: Endpoint) -> Any:
+            key, transport.made = key_of(endpoint), transport.made + 1
+            return SimpleNamespace(renew=partial(transport.renew, key), leave=partial(transport.leave, key), close=transport.close)
 
         monkeypatch.setattr(renewal, "make_transport", make)
 

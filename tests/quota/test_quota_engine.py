@@ -281,17 +281,17 @@ async def test_a_limit_changed_live_holds_from_then_on(processes: Processes) -> 
 
 
 @shared
-async def test_all_endpoints_of_a_client_reach_their_ledgers_by_one_transport_and_closing_gives_the_shares_back(
+async def test_each_endpoint_of_a_client_reaches_its_ledger_and_closing_gives_the_shares_back(
     processes: Processes,
 ) -> None:
     client, _ = processes.client(rpm=600)
     client.add_endpoint(processes.endpoint("b", rpm=600))
     await asyncio.gather(*(call(client, number) for number in range(2)))
     ledgers = processes.transport.ledgers.values()
-    assert (processes.transport.made, [len(ledger.members) for ledger in ledgers]) == (1, [1, 1])
+    assert (processes.transport.made, [len(ledger.members) for ledger in ledgers]) == (2, [1, 1])
     await client.aclose()
     assert not any(ledger.members for ledger in ledgers)
-    assert processes.transport.closed == 1
+    assert processes.transport.closed == 2
 
 
 @shared

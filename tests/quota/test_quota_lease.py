@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from qreward.quota.lease import CATCH_UP, FIRST_TOKENS, CappedLimit, Lease, LeasedQuota
 from qreward.quota.ledger import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
-from qreward.quota.renewal import AHEAD, IDLE, SLOW, DemandTracker
+from qreward.quota.renewal import AHEAD, IDLE, SLOW, LeaseRenewer
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
@@ -20,7 +20,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source, standing
 from qreward.scheduler.task import LOW, Attempt, Task
-from qreward.settings.policies import Limits
+from qreward.settings.policies import Endpoint, Limits
 
 
 def lease_of(now: float = 0.0, members: int = 1, **grants: Any) -> Lease:
@@ -323,11 +323,13 @@ class Demands:
     """A source whose requests are sent and answered by hand, and what it asks the ledger for."""
 
     def __init__(self, waiting: int = 0, **limits: Any) -> None:
-        self.limits = Limits(**limits, shared="local")
-        self.source: Source = make_source("a", Random(0), self.limits)
+        endpoint = Endpoint("http://a.example/v1", limits=Limits(**limits, shared="local"))
+        self.source: Source = make_source("a", Random(0), endpoint.limits)
+        self.source.handle = endpoint
         assert self.source.lease is not None
         self.lease = self.source.lease
-        self.tracker = DemandTracker(self.source, self.lease)
+        engine: Any = None  # asking needs none
+        self.renewer = LeaseRenewer(self.source, self.lease, engine)
         self.under_way: list[Attempt] = []
         self.pool = Pool("p", [self.source], ExpectedFinish(), Queue())
         for number in range(waiting):
@@ -346,7 +348,7 @@ class Demands:
         self.under_way.clear()
 
     def ask(self, now: float, kind: str) -> Demand:
-        found = getattr(self.tracker.request(now, self.limits), kind)
+        found = getattr(self.renewer.request(now), kind)
         assert isinstance(found, Demand)
         return found
 
@@ -374,7 +376,7 @@ def test_a_source_asks_for_a_slot_for_each_task_that_waits_up_to_its_own_limit_a
         demands.lease.take_over(0.0, 0.0, RenewReply(1, permits=Grant(64, 10)))
         demands.send(0.1, 2)
         permits = [demands.ask(now, "permits") for now in (0.5, LEASE)]
-        asked[waiting] = ([each.rate for each in permits], [each.hold for each in permits], demands.tracker.hungry)
+        asked[waiting] = ([each.rate for each in permits], [each.hold for each in permits], demands.renewer.hungry)
     assert asked == {0: ([3, 3], [10, 0], False), 3: ([5, 5], [10, 0], True), LOW: ([64, 64], [10, 0], True)}
 
 
@@ -423,7 +425,7 @@ def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() ->
     def waiting(tasks: int, change: Callable[[Source], object] = lambda _: None) -> float:
         demands = Demands(tasks, rpm=6000)
         change(demands.source)
-        return demands.tracker.waiting(0.0)
+        return demands.renewer.waiting(0.0)
 
     assert [waiting(count) for count in (0, 1, LOW - 1, LOW, 10 * LOW)] == [0, 1, LOW - 1, inf, inf]
     obstacles: dict[str, Callable[[Source], object]] = {
@@ -449,12 +451,12 @@ def test_the_requests_in_flight_of_a_source_last_at_most_twice_its_longest_laten
 
 def test_a_source_is_idle_two_seconds_after_its_last_work() -> None:
     demands = Demands(rpm=6000)
-    assert demands.tracker.is_idle(0.0), "nothing has ever been sent"
+    assert demands.renewer.is_idle(0.0), "nothing has ever been sent"
     demands.send(1.0, 1)
-    assert not demands.tracker.is_idle(1.0)
+    assert not demands.renewer.is_idle(1.0)
     demands.answer(9.0)
     demands.ask(9.0, "requests")
-    assert not demands.tracker.is_idle(9.0 + IDLE)
-    assert demands.tracker.is_idle(9.1 + IDLE)
+    assert not demands.renewer.is_idle(9.0 + IDLE)
+    assert demands.renewer.is_idle(9.1 + IDLE)
     waits = Demands(1, rpm=6000)
-    assert [waits.tracker.is_idle(now) for now in (0.0, 100.0)] == [False, False]
+    assert [waits.renewer.is_idle(now) for now in (0.0, 100.0)] == [False, False]

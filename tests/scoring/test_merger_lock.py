@@ -11,10 +11,12 @@ import pytest
 from merge_tools import MODEL, ListBackend, broken, client_of, endpoint, leftovers, overloaded, refused, texts
 
 from qreward import QRewardClient, Retry
+from qreward.batching.collector import Collector
 from qreward.errors import ClientClosed
-from qreward.scoring import merge_queue, sizing
+from qreward.scoring import sizing
+from qreward.scoring.merger import RequestMerger
 
-DATA = {"lanes", "deadlines", "unread", "sent_at", "failures"}
+DATA = {"_classes", "_limits", "_services", "_unread", "_sent_at"}
 
 
 def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:
@@ -33,11 +35,11 @@ def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -
 
     def read(self: object, name: str) -> Any:
         if name in DATA and not lock.locked():
-            faults.append(f"MergeQueue.{name}")
+            faults.append(f"RequestMerger.{name}")
         return object.__getattribute__(self, name)
 
-    patch.setattr(merge_queue.MergeQueue, "__getattribute__", read, raising=False)
-    for kind in (merge_queue.MergeQueue, sizing.LearnedLimits):
+    patch.setattr(RequestMerger, "__getattribute__", read, raising=False)
+    for kind in (Collector, sizing.LearnedLimits):
         methods = [name for name, member in vars(kind).items() if isfunction(member) and not name.startswith("_")]
         assert methods
         for name in methods:

@@ -13,10 +13,9 @@ import pytest
 from server_tools import Lengths, Served, served
 from shared_tools import until
 
-from qreward.batching.reward_buffer import RewardBuffer
 from qreward.server import ServerConfig
-from qreward.server.admission import Admission
 from qreward.server.http_errors import HTTPError
+from qreward.server.service import Service
 from qreward.testing.virtual_time import run_in_virtual_time
 
 BODY = {"query": ["a"]}
@@ -43,7 +42,7 @@ async def test_a_full_queue_is_answered_429_with_when_to_come_again_and_nothing_
         refused = [answer for answer in answers if answer.status_code == 429]
         assert all(hint_of(answer) > 0 and answer.json()["error"]["type"] == "queue_full" for answer in refused)
         assert len(scorer.seen) == 10
-        assert server.service.admission.pending == 0
+        assert server.service.pending == 0
         assert (await server.post("/get_reward", BODY)).status_code == 200
 
 
@@ -74,7 +73,7 @@ async def test_a_long_body_is_refused_before_it_ends_whether_its_length_is_annou
             assert await status_of(reader) == 200
             writer.close()
             await writer.wait_closed()
-        assert server.service.admission.pending == 0
+        assert server.service.pending == 0
         assert scorer.seen == ["a", "a"]
         for length, status in ((10_000, 200), (10_001, 413)):
             assert (await server.client.post("/get_reward", content=json.dumps(BODY).ljust(length))).status_code == status
@@ -106,20 +105,20 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
         assert b"connection: close" in answer
         writer.close()
         await writer.wait_closed()
-        assert server.service.admission.pending == 0
+        assert server.service.pending == 0
 
 
 async def test_bodies_that_are_being_read_share_a_bounded_memory() -> None:
     async with served(Lengths(), max_body_bytes=10_000, max_pending_bytes=10_000) as server:
         _, writer = await open_request(server, "content-length: 9000", b" " * 8_000)
-        await until(lambda: server.service.admission.pending == 8_000)
+        await until(lambda: server.service.pending == 8_000)
         refused = await server.client.post("/get_reward", content=b" " * 3_000)
         assert refused.status_code == 429
         assert hint_of(refused) > 0
         assert refused.json()["error"]["type"] == "memory_full"
         writer.close()
         await writer.wait_closed()
-        await until(lambda: server.service.admission.pending == 0)
+        await until(lambda: server.service.pending == 0)
         assert (await server.post("/get_reward", BODY)).status_code == 200
 
 
@@ -144,18 +143,18 @@ async def test_a_caller_that_hangs_up_is_not_scored_and_is_no_error_of_the_serve
 
 def test_a_rate_lets_a_second_of_requests_in_at_once_and_its_hint_is_what_is_missing_of_one() -> None:
     async def main() -> None:
-        async with RewardBuffer(Lengths()) as buffer:
-            for rate, at_once, seconds in ((0.5, 1, 2.0), (5.0, 5, 0.2)):
-                admission = Admission(ServerConfig(rate=rate), buffer)
-                for _ in range(at_once):
-                    admission.enter()
-                await asyncio.sleep(seconds / 4)
-                with pytest.raises(HTTPError) as refused:
-                    admission.enter()
-                missing = seconds * 750
-                assert refused.value.headers["retry-after"] == str(math.ceil(missing / 1000))
-                assert int(refused.value.headers["retry-after-ms"]) in {missing, missing + 1}  # rounded up
-                await asyncio.sleep(seconds * 0.75 + 0.001)
-                admission.enter()
+        for rate, at_once, seconds in ((0.5, 1, 2.0), (5.0, 5, 0.2)):
+            service = Service(Lengths(), ServerConfig(rate=rate))
+            for _ in range(at_once):
+                service.admit()
+            await asyncio.sleep(seconds / 4)
+            with pytest.raises(HTTPError) as refused:
+                service.admit()
+            missing = seconds * 750
+            assert refused.value.headers["retry-after"] == str(math.ceil(missing / 1000))
+            assert int(refused.value.headers["retry-after-ms"]) in {missing, missing + 1}  # rounded up
+            await asyncio.sleep(seconds * 0.75 + 0.001)
+            service.admit()
+            await service.drain()
 
     run_in_virtual_time(main())

@@ -31,7 +31,7 @@ def send(scorer: Any, items: list[Any], *, kind: Any, operation: Any = SCORE, to
             endpoint = Endpoint(f"{server.url}/v1", kind=kind, proxy="", api_key=(given or token) or None, reward=reward)
             wire = HttpBackend()
             try:
-                return await wire.send(endpoint, WireRequest(operation, "rm-7b", operation.validate(items), {}, None))
+                return await wire.send(endpoint, WireRequest(operation, "rm-7b", list(map(operation.item, items)), {}, None))
             finally:
                 await wire.aclose()
 

@@ -15,7 +15,7 @@ from shared_tools import each
 from qreward.cli import main
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
-from qreward.server.admission import check_caller
+from qreward.server.app import check_caller
 from qreward.server.config import helps, token_of
 from qreward.server.http_errors import HTTPError
 from qreward.server.import_string import load_object

@@ -126,7 +126,7 @@ async def test_a_request_that_was_still_coming_in_when_the_end_began_is_answered
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         body = json.dumps({"query": ["abc"]}).encode()
         writer.write(f"POST /get_reward HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:5])
-        await until(lambda: server.service.admission.pending == 5)
+        await until(lambda: server.service.pending == 5)
         end = asyncio.ensure_future(server.service.drain())
         await until(lambda: server.service.draining)
         await asyncio.sleep(0.02)

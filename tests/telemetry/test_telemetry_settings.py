@@ -78,15 +78,12 @@ def test_a_client_imports_the_api_alone_and_sets_no_provider_and_without_telemet
     assert loaded.splitlines() == ["[]", "[]", "ProxyTracerProvider _ProxyMeterProvider"]
 
 
-async def test_the_provider_may_be_told_by_endpoint_and_the_time_between_chunks_is_recorded_where_that_is_wanted() -> None:
-    for chunks in (False, True):
-        with Seen(provider="azure.ai.openai", providers={"b": "vllm"}, chunks=chunks) as seen:
-            async with client_of(Judges({"a": [Do(0.1, breaks=True)]}), "ab", telemetry=seen.telemetry) as client:
-                await client.stream_chat_completion(chat(), MODEL).final()
-            assert attributes(seen.span("chat"))["gen_ai.provider.name"] == "vllm"
-            assert seen.points("gen_ai.client.operation.duration")[0][1]["gen_ai.provider.name"] == "vllm"
-            found = seen.points("gen_ai.client.operation.time_per_output_chunk")
-            assert sum(count for count, _ in found) == (4 if chunks else 0)
+async def test_the_provider_may_be_told_by_endpoint() -> None:
+    with Seen(provider="azure.ai.openai", providers={"b": "vllm"}) as seen:
+        async with client_of(Judges({"a": [Do(0.1, breaks=True)]}), "ab", telemetry=seen.telemetry) as client:
+            await client.stream_chat_completion(chat(), MODEL).final()
+        assert attributes(seen.span("chat"))["gen_ai.provider.name"] == "vllm"
+        assert seen.points("gen_ai.client.operation.duration")[0][1]["gen_ai.provider.name"] == "vllm"
 
 
 def test_the_state_of_all_clients_is_added_up_and_a_client_that_is_gone_is_not_held() -> None:
@@ -111,7 +108,6 @@ async def test_the_queue_is_seen_while_requests_wait() -> None:
             calls = [asyncio.ensure_future(client.chat_completion(chat(), MODEL)) for _ in range(10)]
             await asyncio.sleep(0.1)
             assert seen.points("qreward.client.queue.size") == [(6, {"qreward.queue.name": "*"})]
-            assert seen.points("qreward.client.queue.capacity") == [(100, {"qreward.queue.name": "*"})]
             assert seen.points("qreward.client.active_requests")[0][0] == 4
             await asyncio.gather(*calls)
 

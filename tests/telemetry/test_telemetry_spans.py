@@ -218,7 +218,6 @@ def counted(seen: Seen, metric: str, key: Callable[[dict[str, Any]], Any] = lamb
 
 def mismatches(case: Case, seen: Seen) -> Iterator[str]:
     won = sum(count for error, count in case.durations.items() if error is None)
-    retried = sum(count for name, count in case.counts.items() if name.startswith("retry"))
     claims: dict[str, tuple[Any, Any]] = {
         "spans": (tree(seen.spans), list(case.tree)),
         "attempts": ([attributes(span) for span in seen.attempts()], list(case.attempts)),
@@ -231,7 +230,6 @@ def mismatches(case: Case, seen: Seen) -> Iterator[str]:
             counted(seen, "gen_ai.client.token.usage", lambda of: of["gen_ai.token.type"]),
             {"input": won, "output": won} if won else {},
         ),
-        "retries": (counted(seen, "qreward.client.call.retry_delay"), {"all": retried} if retried else {}),
         "waits": (counted(seen, "qreward.client.queue.wait_time"), {} if case.use is run_batch else {"all": 1}),
         "first chunks": (
             counted(seen, "gen_ai.client.operation.time_to_first_chunk"),

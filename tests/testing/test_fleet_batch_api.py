@@ -9,7 +9,7 @@ import pytest
 from fakes.batch_api import BatchEndpoint, Batching, BatchService, Served, line_server
 
 from qreward.testing import FakeFleet, echo_of
-from qreward.testing.server_routes import ErrorResponse
+from qreward.testing.kinds import ErrorResponse
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -37,7 +37,7 @@ CASES: list[tuple[str, list[FakeEndpoint], int, float]] = [
     ("the last one that is admitted still has to be served", [endpoint(rpm=600, burst=10)], 110, 11),
     ("by default a minute's worth at once", [endpoint(rpm=600, latency=Latency())], 600, 0),
     ("the slots are scarcer than the rate", [endpoint(4, rpm=600, burst=10)], 40, 10),
-    ("tokens after their burst", [endpoint(tpm=6000, burst_tokens=1000, latency=Latency(tokens=100))], 30, 20),
+    ("tokens after their burst", [endpoint(tpm=6000, latency=Latency(tokens=100))], 90, 30),
     ("dead for two seconds", [endpoint(1, phases=[phase("dead", 1, 3)])], 4, 6),
     ("hung for two seconds", [endpoint(1, phases=[phase("hang", 1, 3)])], 4, 6),
     ("failing at first", [endpoint(1, phases=[phase("error_503", 0, 3)])], 4, 7),

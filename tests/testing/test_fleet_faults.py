@@ -138,9 +138,6 @@ async def test_every_request_is_counted_as_exactly_one_thing() -> None:
         assert seen.answered + seen.rejected + sum(seen.errors.values()) + seen.disconnects == seen.requests
         assert seen.rejected > 0
         assert len(seen.errors) >= 4
-        assert seen.first_request is not None
-        assert seen.last_request is not None
-        assert 0 <= seen.first_request < seen.last_request
 
 
 # streams, and clients that are slow or leave

@@ -52,14 +52,14 @@ def test_answers_are_the_same_however_they_are_written_and_others_are_not() -> N
     wrong = []
     for left, right in itertools.product([*ANSWERS, *([other] for other in OTHERS)], repeat=2):
         for pair in itertools.product(left, right):
-            if bool(same_answer(*pair)) is not (left is right):
+            if same_answer(*pair) is not (left is right):
                 wrong.append(pair)
     assert wrong == []
 
 
 def test_the_order_of_a_list_matters_unless_the_question_says_otherwise() -> None:
-    assert same_answer("red, green, 1/2", "50% and green, red", any_order=True) == "same list in another order"
-    assert same_answer("red, red, green", "red, green, green", any_order=True) is None
+    assert same_answer("red, green, 1/2", "50% and green, red", any_order=True)
+    assert not same_answer("red, red, green", "red, green, green", any_order=True)
     assert verdict_of("Question: name them in any order\nReference answer: red, green\nCandidate answer: green, red")["score"] == 1
     assert verdict_of("Question: name them\nReference answer: red, green\nCandidate answer: green, red")["score"] == 0
 
@@ -69,12 +69,12 @@ NUMBER = st.text("0123456789.,/-+%e kmh", max_size=12)
 
 @given(st.text(max_size=30) | NUMBER, st.text(max_size=30) | NUMBER)
 def test_comparing_never_fails_and_is_symmetric_and_every_answer_is_itself(left: str, right: str) -> None:
-    assert bool(same_answer(left, right)) == bool(same_answer(right, left))
+    assert same_answer(left, right) == same_answer(right, left)
     assert same_answer(left, left) or not left.strip()
 
 
 def test_an_absurd_exponent_is_no_number_and_costs_nothing() -> None:
-    assert same_answer("1e999999999", "1e999999998") is None
+    assert not same_answer("1e999999999", "1e999999998")
 
 
 def verdict_of(text: str) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from fakes.endpoint import ModelEndpoint
 from fleet_tools import Answer, Client, serving
 
 from qreward.testing import FakeEndpoint, Latency
+from qreward.testing.kinds import SERVER_KINDS, RouteCall
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
-from qreward.testing.server_kinds import SERVER_KINDS
-from qreward.testing.server_routes import RouteCall
 
 
 async def post(client: Client, path: str, body: Any, name: str = "a") -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from pathlib import Path
 from statistics import fmean
@@ -14,8 +15,7 @@ from shared_tools import each
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
-from qreward.testing.faults import FAULTS
-from qreward.testing.server import from_data, to_data
+from qreward.testing.responses import FAULTS
 from qreward.testing.spec import read_spec
 
 
@@ -32,7 +32,6 @@ from qreward.testing.spec import read_spec
         ({"responder": "jugde"}, "did you mean 'judge'?"),
         ({"responder": "oracle"}, "or a function, not 'oracle'"),
         ({"burst": 5}, "without rpm"),
-        ({"burst_tokens": 5}, "without tpm"),
         ({"models": ["judge-["]}, "not closed"),
         ({"latency": {"base": math.inf}}, "finite"),
     ],
@@ -72,7 +71,7 @@ def test_a_key_is_read_from_the_environment_and_shows_nowhere_but_on_the_pipe(mo
     fleet = FakeFleet([endpoint])
     shown = [repr(endpoint), str(endpoint), repr(fleet), repr(vars(fleet)), endpoint.model_dump_json(), repr(endpoint.model_dump())]
     assert not [text for text in shown if "hush" in text]
-    assert from_data(to_data(endpoint)) == endpoint
+    assert pickle.loads(pickle.dumps(endpoint)) == endpoint
     assert endpoint.api_key is not None
     assert endpoint.api_key.get_secret_value() == "hush-hush"
 

@@ -18,7 +18,7 @@ from transport_server import Connection, Request, Server, always, answer, transp
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
-from qreward.settings.policies import Endpoint, Limits, Timeouts
+from qreward.settings.policies import Endpoint, Timeouts
 from qreward.testing.virtual_time import run_in_virtual_time
 from qreward.transport import aiohttp_backend as aiohttp_transport
 from qreward.transport.aiohttp_backend import AiohttpTransport, GatedConnector, translate
@@ -64,18 +64,15 @@ async def test_nothing_is_kept_of_responses_that_are_over() -> None:
     assert kept == {"whole": 0, "too long": 0, "cut off": 0}
 
 
-@each("rate, seconds", [(None, 4.0), (1.0, 9.4)])
-def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(
-    monkeypatch: pytest.MonkeyPatch, rate: float | None, seconds: float
-) -> None:
+def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(*_: Any) -> None:
         await asyncio.sleep(0.4)
 
     async def test() -> None:
-        connector = GatedConnector(connect=0.5, connects_per_second=rate, keepalive=4.0, tls=True)
+        connector = GatedConnector(connect=0.5, keepalive=4.0, tls=True)
         unused: Any = None
         await asyncio.gather(*(connector._create_connection(unused, unused, unused) for _ in range(10)))
-        assert round(asyncio.get_running_loop().time(), 3) == seconds, "one after the other"
+        assert round(asyncio.get_running_loop().time(), 3) == 4.0, "one after the other"
         await connector.close()
 
     monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
@@ -102,30 +99,6 @@ async def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(mo
         with pytest.raises(TransportError, match=r"timeouts\.connect") as caught:
             await transport.post(PATH, b"{}")
         assert (caught.value.sent, caught.value.timeout) == (False, True)
-
-
-@each("rate", [0.5, 1.0, 50.0])
-async def test_connects_per_second_paces_new_connections_and_not_requests(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
-    made: list[tuple[float, float]] = []
-    acquired = 0
-
-    class Recorder:
-        def __init__(self, most: float, seconds: float) -> None:
-            made.append((most, seconds))
-
-        async def acquire(self) -> None:
-            nonlocal acquired
-            acquired += 1
-
-    monkeypatch.setattr(aiohttp_transport, "AsyncLimiter", Recorder)
-    limits = Limits(connects_per_second=rate)
-    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, limits=limits) as transport:
-        for _ in range(3):
-            await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(2)))
-    assert acquired == len(server.connections) == 2
-    ((most, seconds),) = made
-    assert most / seconds == pytest.approx(rate)
-    assert most >= 1  # aiolimiter refuses to hand out more than its most, so less than one would be none at all
 
 
 async def test_a_connection_may_be_refused_by_our_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:

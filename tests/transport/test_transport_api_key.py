@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from qreward import ApiKey, AuthenticationFailed, ConfigError, Endpoint, QRewardClient
-from qreward.codecs.base import Reply, TransportError
+from qreward.codecs.base import TransportError
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.transport import keyed as module
 from qreward.transport.keyed import KeyedTransport, current_key
+from qreward.transport.local import WholeResponse
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
@@ -39,11 +40,11 @@ class Server:
     def __init__(self) -> None:
         self.valid, self.sent = 1, []  # type: ignore[var-annotated]
 
-    async def post(self, path: str, body: bytes, headers: Any) -> Reply:
-        assert (path, body) == ("/chat", b"{}")
+    async def begin(self, method: str, path: str, body: bytes, headers: Any) -> WholeResponse:
+        assert (method, path, body) == ("POST", "/chat", b"{}")
         self.sent.append(headers["Authorization"])
         number = int(headers["Authorization"].split("-")[1])
-        return Reply(200 if number >= self.valid else 401, {}, b"")
+        return WholeResponse(200 if number >= self.valid else 401, b"")
 
 
 def keyed(source: Any, **settings: Any) -> tuple[Server, KeyedTransport]:

@@ -234,7 +234,7 @@ async def test_nothing_is_sent_after_closing(engine: str, way: str) -> None:
 async def test_closing_the_transport_ends_what_is_still_arriving(streamed: bool, script: Script) -> None:
     """aiohttp by itself would let its reader wait for ever. A client of the user's own stays open, and its streams with it."""
     async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
-        ask = (await transport.stream(PATH, b"{}")).read if streamed else lambda: transport.post(PATH, b"{}")
+        ask = (await transport.begin("POST", PATH, b"{}", None)).read if streamed else lambda: transport.post(PATH, b"{}")
         if streamed:
             await ask()
         reader = asyncio.create_task(ask())
@@ -259,6 +259,6 @@ async def test_a_hook_that_raises_for_status_is_still_a_status_with_whatever_it_
         Server(always(answer(b"full", status=429, retry_after="7"))) as server,
         package.AsyncClient(event_hooks={"response": [hook]}, trust_env=False) as client,
     ):
-        stream = await open_transport(Endpoint(server.url, http_client=client)).stream(PATH, b"{}")
+        stream = await open_transport(Endpoint(server.url, http_client=client)).begin("POST", PATH, b"{}", None)
         assert (stream.status, stream.headers.get("retry-after"), await rest_of(stream)) == (429, "7", b"full" if reads else b"")
         await stream.aclose()

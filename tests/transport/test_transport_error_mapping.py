@@ -223,32 +223,6 @@ def test_an_unknown_model_is_no_fault_of_its_endpoint_and_always_a_404() -> None
     assert not [text for text in texts if "404" not in text or "that it serves 'judge-7b' (model_names maps names" not in text]
 
 
-def test_a_gateway_that_waits_after_wrong_settings_tells_what_is_wrong_until_the_model_is_answered() -> None:
-    connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0"))
-    busy = openai(COOLED_DOWN, "all_deployments_in_cooldown", "429")
-
-    def replied(status: int, body: Any) -> Reply:
-        return Reply(status, CIMultiDict(), json.dumps(body).encode())
-
-    def told(model: str, status: int, body: Any) -> tuple[FailureKind, int | None, str]:
-        got: Any = connection.failure_from_reply(
-            Reply(status, CIMultiDict(), json.dumps(body).encode()), WireRequest(CHAT, model, [], {}, None)
-        )
-        return got.kind, got.error.status_code, str(got.error)
-
-    assert told("rm", 429, busy)[:2] == (K.OVERLOADED, 429), "nothing is known yet"
-    told("rm", 404, openai("litellm.NotFoundError: The model `rm` does not exist."))
-    told("judge", 401, openai("Incorrect API key provided"))
-    assert told("rm", 429, busy)[:2] == (K.UNSUITABLE, 404)
-    assert told("rm", 429, busy)[2].startswith("endpoint 'gpu-0' answered 404 for model 'rm': litellm.NotFoundError")
-    assert told("judge", 429, busy)[:2] == (K.UNSUITABLE, 401)
-    assert told("rm", 429, openai("slow down"))[:2] == (K.OVERLOADED, 429), "another 429 is a limit"
-    assert told("other", 429, busy)[:2] == (K.OVERLOADED, 429)
-    answered = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}
-    assert isinstance(connection.outcome_of(replied(200, answered), WireRequest(CHAT, "rm", [], {}, None)), Answer)
-    assert told("rm", 429, busy)[:2] == (K.OVERLOADED, 429)
-
-
 CODES: dict[Meaning, str] = {
     REFUSED: """invalid_request_error BadRequestError bad_request bad_request_error invalid_argument invalid_value Validation content_filter
         content_policy_violation string_above_max_length UnprocessableEntityError Tokenizer Empty""",

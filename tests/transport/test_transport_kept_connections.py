@@ -102,7 +102,6 @@ async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_ot
             "refresh": ({"refresh": 5.0}, True),
             "send_priority": ({"send_priority": True}, True),
             "limits": ({"limits": Limits(max_concurrency=5)}, True),
-            "connects_per_second": ({"limits": Limits(connects_per_second=5)}, False),
             "timeouts.attempt": ({"timeouts": Timeouts(attempt=3.0)}, True),
             "timeouts.connect": ({"timeouts": Timeouts(connect=3.0)}, False),
             "keepalive": ({"keepalive": 3.0}, False),

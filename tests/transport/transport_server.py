@@ -160,7 +160,7 @@ async def send(transport: HttpTransport, way: str = "post", body: bytes = b"{}",
     """Ask in one of the three ways, and read the whole answer."""
     if way != "stream":
         return await (transport.get(PATH, headers) if way == "get" else transport.post(PATH, body, headers))
-    stream = await transport.stream(PATH, body, headers)
+    stream = await transport.begin("POST", PATH, body, headers)
     try:
         return Reply(stream.status, stream.headers, await rest_of(stream))
     finally:

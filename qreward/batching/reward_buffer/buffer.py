@@ -1,28 +1,42 @@
-"""``RewardBuffer`` merges the queries of several callers into batches for one scorer."""
+"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and isolates the completions for which it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, Self, get_args
 
+from qreward.batching.in_flight import in_thread, isolate, unstoppable
 from qreward.batching.queue import BatchQueue
 from qreward.batching.reward_buffer.schemas import (
     BatchAnswer,
+    InvalidScores,
     Mode,
     ScoreResult,
     SingletonAnswer,
     answer_of,
     check_mode,
+    described,
     failed,
     read_query,
+    read_scores,
 )
-from qreward.batching.reward_buffer.scorer import BisectingScorer, holds_actor, own_copy, scoring_function
-from qreward.batching.settings import BatchRecord
-from qreward.batching.stats import QueueStats
-from qreward.callables import name_of
-from qreward.errors import BadRequest, ConfigError
+from qreward.batching.settings import BatchRecord, QueueStats
+from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
+from qreward.errors import BadRequest, ConfigError, QueueFull
 
+Pairs = Sequence[tuple[str, dict[str, Any]]]  # a list of pairs of a completion and its metadata
+ScoringFunction = Callable[[Pairs], Awaitable[Any]]
+
+_log = logging.getLogger("qreward")
+_NOT_THE_ITEMS_FAULT = (ConnectionError, TimeoutError, QueueFull)
+_DEAD_ACTOR = "RayActorError"
 _SMOOTHING = 0.2  # weight (0 to 1) of the latest batch in the moving average of the seconds per completion
 MAX_QUEUE_SIZE = 4096
 _UNKNOWN = 1.0  # seconds that ``room_in`` returns for a full queue before the first batch has ended
@@ -90,16 +104,17 @@ class RewardBuffer:
         max_queue_size = max_queue_size if is_app or max_queue_size is not None else MAX_QUEUE_SIZE
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
-        bisecting = BisectingScorer(scoring_function(scorer), isolate_errors)
 
-        async def score(pairs: list[tuple[str, dict[str, Any]]]) -> list[ScoreResult]:
-            return await bisecting.score_each(pairs)
+        async def score(pairs: Pairs) -> list[ScoreResult]:
+            return await self._score_batch(pairs)
 
         score.__qualname__ = f"the scorer {name_of(scorer)}"  # its name in error messages
         self.server_mode = server_mode
         self.default_reward = default_reward
         self._max_queue_size = inf if max_queue_size is None else max_queue_size
         self._adds_prompts = not is_app  # a verifier of MolGenDocking checks its metadata
+        self._call, self._isolate = scoring_function(scorer), isolate_errors
+        self._scored_before = False  # the scorer returned a reward in the last batch
         self._seconds_each: float | None = None
         self._on_batch = on_batch
         self._queue: BatchQueue[tuple[str, dict[str, Any]], ScoreResult] = BatchQueue(
@@ -181,9 +196,103 @@ class RewardBuffer:
         """Return the state of the queue and its counters. Items are completions."""
         return self._queue.stats()
 
+    async def _score_batch(self, pairs: Pairs) -> list[ScoreResult]:
+        count = len(pairs)
+
+        async def scored_by(part: Pairs) -> list[ScoreResult]:
+            return read_scores(await self._call(part), len(part))
+
+        def outcomes_of(error: BaseException, part: Pairs) -> list[ScoreResult] | None:
+            """Return the outcomes of a list for which the scorer raised, or None if it is to be split."""
+            task = asyncio.current_task()
+            cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+            if cancelled or isinstance(error, KeyboardInterrupt | InvalidScores):  # other exits of the scorer do not end the program
+                raise error
+            if len(part) == count:
+                _log.warning("the scorer failed on a batch of %d: %s", count, described(error), exc_info=error)
+            if len(part) == 1 or not self._isolate or not _may_be_the_items_fault(error):
+                return [failed(error) for _ in part]
+            return None
+
+        try:
+            scored = await isolate(scored_by, pairs, outcomes_of)
+        except InvalidScores as error:
+            _log.warning("the scorer is wrong on a batch of %d: %s", count, error)
+            self._scored_before = False
+            return [failed(error) for _ in pairs]
+        missing = sum(one.reward is None for one in scored)
+        before, self._scored_before = self._scored_before, missing < count
+        if not missing or not (before or self._scored_before):
+            return scored
+        return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
+
     def _batch_ended(self, record: BatchRecord) -> None:
         each = record.seconds / record.items / self._queue.settings.max_concurrent_batches
         known = self._seconds_each
         self._seconds_each = each if known is None else known + _SMOOTHING * (each - known)
         if self._on_batch is not None:
             self._on_batch(record)
+
+
+def scoring_function(scorer: Any) -> ScoringFunction:
+    """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result."""
+    if holds_actor(scorer):
+
+        async def call_app(pairs: Pairs) -> Any:
+            completions, metadata = _arguments(pairs, 2)
+            return await _awaited(scorer.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
+
+        return call_app
+    remote = getattr(scorer, "remote", None)
+    if callable(remote) and not isinstance(scorer, type):
+        return lambda pairs: _awaited(remote(*_arguments(pairs, 2)))
+    kind = None if isinstance(scorer, type) else kind_of(scorer)
+    if kind is None:
+        what = f"the class {scorer.__name__}; give an instance of it" if isinstance(scorer, type) else f"a {type(scorer).__name__}"
+        raise TypeError(f"a scorer must be a function (completions, metadata) -> rewards, not {what}")
+    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
+        raise TypeError("a scorer must return its rewards, not yield them")
+    count = lists_taken(scorer, 2)
+    if not count:
+        raise TypeError(f"a scorer is called with (completions, metadata); {scorer!r} takes {inspect.signature(scorer)}")
+
+    async def call(pairs: Pairs) -> Any:
+        arguments = _arguments(pairs, count)
+        return await (scorer(*arguments) if kind is FunctionKind.AWAITED else in_thread(partial(scorer, *arguments)))
+
+    return call
+
+
+def holds_actor(scorer: Any) -> bool:
+    """Return True for an app that holds the scorer as ``app.state.reward_model``, perhaps only later, as in MolGenDocking."""
+    state = getattr(scorer, "state", None)
+    return hasattr(state, "reward_model") or (state is not None and (hasattr(scorer, "router") or not callable(scorer)))
+
+
+async def _awaited(reference: Any) -> Any:
+    if not inspect.isawaitable(reference):
+        raise TypeError(f"remote() of the scorer returned a {type(reference).__name__}, which cannot be awaited; pass an actor's method")
+    return await unstoppable(asyncio.ensure_future(reference))
+
+
+def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
+    completions = [completion for completion, _ in pairs]
+    return (completions, [own_copy(metadata) for _, metadata in pairs]) if count == 2 else (completions,)
+
+
+def own_copy(value: Any) -> Any:
+    """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared."""
+    if type(value) is tuple:
+        return tuple(map(own_copy, value))
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return {key: own_copy(each) for key, each in value.items()}
+    if not isinstance(value, dict | list | set | bytearray):
+        return value
+    made: Any = copy(value)
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        made[key] = own_copy(part)
+    return made
+
+
+def _may_be_the_items_fault(error: BaseException | None) -> bool:
+    return not (isinstance(error, _NOT_THE_ITEMS_FAULT) or any(kind.__name__ == _DEAD_ACTOR for kind in type(error).__mro__))

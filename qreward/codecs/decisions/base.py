@@ -1,4 +1,4 @@
-"""The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers."""
+"""The base of all dialects of decisions: the input of a call, the words of a question, and checks of the numbers in answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from qreward.decisions import (
 )
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.records import Usage
-from qreward.settings.policies import Endpoint
 
 Kind = type[YesNo] | type[Score] | type[Choice]
 
@@ -42,8 +41,7 @@ SUM_TOLERANCE = 0.02
 DECLINED = "the model declined to answer"
 _ROUNDING = 1e-6  # maximum rounding error of one probability
 _MASS_ROUNDING = 1e-3  # maximum rounding error of a sum of exponentials in float32
-_MOST_CACHED_TUPLES = 64
-_MOST_CACHED_QUESTIONS = 4096
+_MOST_TUPLES, _MOST_QUESTIONS = 64, 4096  # that are cached
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
@@ -56,7 +54,7 @@ class DecisionInput(NamedTuple):
 
 
 class DecisionReply(msgspec.Struct):
-    """Holds the decoded response to a request for decisions. Implements ``qreward.results.Answered``."""
+    """Holds the answers to a request for decisions, or to all parts of a divided one. Implements ``qreward.results.Answered``."""
 
     table: AnswerTable
     model: str
@@ -67,7 +65,6 @@ class DecisionReply(msgspec.Struct):
         return self.table.answers()
 
     def text(self) -> str:
-        """Return ``""``, because a decision generates no text."""
         return ""
 
     def build(self) -> Decision:
@@ -82,18 +79,13 @@ class NoAnswer(Exception):
     """A question has no answer, for example because the model refused. The message says why."""
 
 
-class _EncodedQuestion(NamedTuple):
+class _Encoded(NamedTuple):
     question: Question
+    written: Any
     json: bytes
     names: tuple[str, ...]
-
-
-class _EncodedQuestions(msgspec.Struct):
-    """Holds questions, and the body's member with them. ``checked`` is True after ``Dialect.check`` has accepted the questions."""
-
-    questions: tuple[Question, ...]
-    member: bytes
-    checked: bool = False
+    values: list[object]
+    kinds: list[type]
 
 
 class Dialect(ABC):
@@ -108,15 +100,13 @@ class Dialect(ABC):
     types: ClassVar[Mapping[Kind, str]]
     input_member: ClassVar[str] = "input"
     questions_member: ClassVar[str] = "questions"
-    reserved: frozenset[str] = frozenset({"model", "input", "questions"})
+    reserved: ClassVar[frozenset[str]] = frozenset({"model", "input", "questions"})
 
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
-        self._question_cache: dict[int, _EncodedQuestion] = {}
-        self._tuple_cache: dict[int, _EncodedQuestions] = {}
-
-    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:  # noqa: ARG002 - for subclasses
-        return (self,)
+        # by ids; the entries reference what they encode, so that nothing else gets the same id
+        self._cache: dict[int, _Encoded] = {}
+        self._ends: dict[int, tuple[tuple[Question, ...], bytes]] = {}
 
     @abstractmethod
     def write(self, question: Question) -> Any:
@@ -131,26 +121,18 @@ class Dialect(ABC):
         """Return the answer to a question."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        inputs: DecisionInput = call.inputs
-        asked = self._encoded_questions(inputs.questions)
-        if not asked.checked or call.params:
-            self.check(inputs.questions, call.params)
-            asked.checked = True
-        params = {**self.extra, **call.params} if self.extra else call.params
-        body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
-        return b"".join((body[:-1], asked.member, b"}"))
+        """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request, or if a parameter has a reserved
+        name."""
+        params = self.params_of(call)
+        questions = self.encoded_together(call.inputs.questions)
+        return jsonio.write(model, self.input_member, self.input_of(call.inputs.input), params, all_text=True)[:-1] + questions
 
-    def _encoded_questions(self, questions: tuple[Question, ...]) -> _EncodedQuestions:
-        """Return questions and the body's member with them. The result is cached, because the items of a batch share their questions."""
-        found = self._tuple_cache.get(id(questions))
-        if found is None:
-            if len(self._tuple_cache) >= _MOST_CACHED_TUPLES:
-                self._tuple_cache.clear()
-            written = self.join([self.encoded_question(question).json for question in questions])
-            member = b',"%b":%b' % (self.questions_member.encode(), written)
-            # the entry references the questions, so that no other questions get the same id
-            found = self._tuple_cache[id(questions)] = _EncodedQuestions(questions, member)
-        return found
+    def params_of(self, call: WireRequest) -> Mapping[str, Any]:
+        if call.params and (taken := self.reserved & call.params.keys()):
+            raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
+        if len(call.inputs.questions) > self.most_questions:
+            raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(call.inputs.questions)}")
+        return {**self.extra, **call.params} if self.extra else call.params
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         """Return the input in the form that the API takes. By default, this form is one text."""
@@ -160,34 +142,33 @@ class Dialect(ABC):
         """Return the JSON of all questions. ``written`` has the JSON of each question."""
         return b"[" + b",".join(written) + b"]"
 
-    def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
-        """Return the names of a question's options in the server's answer; an empty tuple if the answer does not name the options."""
-        return ()
-
-    def encoded_question(self, question: Question) -> _EncodedQuestion:
-        """Return the JSON of a question and the names of its options. The result is cached, because questions are asked many times."""
-        found = self._question_cache.get(id(question))
+    def encoded_together(self, questions: tuple[Question, ...]) -> bytes:
+        """Return the end of a body: the member with the questions. Raises ``BadRequest``."""
+        found = self._ends.get(id(questions))
         if found is None:
-            if len(self._question_cache) >= _MOST_CACHED_QUESTIONS:
-                self._question_cache.clear()
-            # the entry references the question, so that no other question gets the same id
-            found = _EncodedQuestion(question, jsonio.dumps(self.write(question)), self.names(question))
-            self._question_cache[id(question)] = found
-        return found
+            written = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
+            if len(self._ends) >= _MOST_TUPLES:
+                self._ends.clear()
+            found = self._ends[id(questions)] = questions, b',"%b":%b}' % (self.questions_member.encode(), written)
+        return found[1]
 
-    def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
-        """Raise ``BadRequest`` if this dialect cannot ask the questions in one request, or if a parameter has a reserved name."""
-        if params and (taken := self.reserved & params.keys()):
-            raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
-        if len(questions) > self.most_questions:
-            raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(questions)}")
-        here = f"an endpoint with decisions={self.name!r} takes"
-        for place, question in enumerate(questions):
+    def encoded(self, question: Question, place: int = 0) -> _Encoded:
+        """Return the JSON of a question and the names of its options. The result is cached, because questions are asked many times."""
+        found = self._cache.get(id(question))
+        if found is None:
+            here = f"an endpoint with decisions={self.name!r} takes"
             if type(question) not in self.types:
                 takes, others = " and ".join(each.__name__ for each in self.types), ", ".join(map(repr, ALL_KINDS))
                 raise BadRequest(f"questions[{place}] is a {type(question).__name__}; {here} {takes} only, one with {others} takes all")
             if isinstance(question, Choice) and len(question.options) > self.most_options:
                 raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
+            written = self.write(question)
+            values = list[object](range(len(question.options)) if isinstance(question, Score) else question.options)
+            if len(self._cache) >= _MOST_QUESTIONS:
+                self._cache.clear()
+            found = _Encoded(question, written, jsonio.dumps(written), names_of(question), values, list(map(type, values)))
+            self._cache[id(question)] = found
+        return found
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
         document, questions = jsonio.read_object(body), call.inputs.questions
@@ -201,38 +182,33 @@ class Dialect(ABC):
         for question, row in zip(questions, rows, strict=True):
             try:
                 answer = self.read(question, row)
-                label_mass = answer.label_mass
-                if label_mass is None or label_mass >= least:
+                if answer[1] is None or answer[1] >= least:
                     found.append(answer)
                     continue
-                why = too_improbable(label_mass, least)
+                why = f"no answer to {shown(question)}: {too_improbable(answer[1], least)}"
             except NoAnswer as reason:
-                why = str(reason)
+                why = f"no answer to {shown(question)}: {reason}"
             except InvalidAnswer as fault:
                 faults.append(str(fault))
-                found.append(InvalidResponse(f"the answer to {shown(question)} is not valid: {fault}", model=call.model))
-                continue
-            found.append(InvalidResponse(f"no answer to {shown(question)}: {why}", model=call.model))
+                why = f"the answer to {shown(question)} is not valid: {fault}"
+            found.append(InvalidResponse(why, model=call.model))
         if len(faults) == len(questions):
             raise Malformed(f"the answer has no valid answer to any question: {faults[0]}")
         model = document.get("model")
         named = model if isinstance(model, str) and model else call.model
         return DecisionReply(AnswerTable.of(questions, found), named, jsonio.usage_of(document.get("usage")))
 
-    def type_checked(self, question: Question, answer: object) -> dict[str, Any]:
-        kind = answer.get("type") if type(answer) is dict else member(answer, "type")
-        if kind != self.types[type(question)]:
+    def check_type(self, question: Question, answer: object) -> None:
+        if (kind := member(answer, "type")) != self.types[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
-        return answer  # type: ignore[return-value]
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
         given, questions, _ = call.inputs
-        size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
-        return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
+        size = len(given) if isinstance(given, str) else sum([len(message["content"]) for message in given])
+        return (size + len(self.encoded_together(questions))) / CHARS_PER_TOKEN, float(len(questions))
 
     def validate(self, inputs: Any) -> DecisionInput:
-        """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``."""
         return valid_input(inputs)
 
     def __repr__(self) -> str:
@@ -244,14 +220,11 @@ def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
     options."""
     if len(numbers) != count:
         raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
-    return normalised([probability(number) for number in numbers])
-
-
-def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
-    whole = math.fsum(numbers)
+    checked = [number if type(number) is float and 0.0 <= number <= 1.0 else probability(number) for number in numbers]
+    whole = math.fsum(checked)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
-    return tuple(numbers) if whole == 1.0 else tuple([number / whole for number in numbers])
+    return tuple(checked) if whole == 1.0 else tuple([number / whole for number in checked])
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect, valid_input
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, GENERATIVE_SCORING, ChatDialect
-from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, VLLM
+from qreward.codecs.base import Unbound, WireRequest
+from qreward.codecs.decisions.base import DecisionInput, Dialect, valid_input
+from qreward.codecs.decisions.dialects import DIALECTS, OPENAI, ORDER, OTHERS, ChatDialect
 from qreward.decisions import YesNo
 from qreward.errors import InvalidResponse
 from qreward.settings.policies import Endpoint
 
-DIALECTS: Mapping[str, Dialect] = {each.name: each for each in (OPENAI, VLLM, SGLANG, SYSTEMONE, CHAT_DECISIONS, GENERATIVE_SCORING)}
-"""Name of a dialect -> the dialect."""
-ORDER: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "systemone", "chat"), "sglang": ("sglang", "systemone", "chat")}
-"""Kind of an endpoint -> the dialects to try, the first one first."""
-OTHERS = ("openai", "vllm", "sglang", "systemone", "chat")
-"""The dialects to try at an endpoint of any other kind."""
 PROBE = DecisionInput(
     [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
 )
@@ -32,12 +25,11 @@ MOST_KNOWN = 8192
 names of models."""
 
 
-class Decide:
+class Decide(Unbound):
     """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
     ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
 
     name = "decide"
-    path = ""
 
     def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
         self._learned = learned
@@ -53,7 +45,7 @@ class Decide:
 
     def to_try(self, endpoint: Endpoint) -> list[Dialect]:
         names = (endpoint.decisions,) if endpoint.decisions else ORDER.get(endpoint.kind, OTHERS)
-        return [dialect for name in names for dialect in DIALECTS[name].variants(endpoint)]
+        return [dialect for name in names for dialect in DIALECTS[name](endpoint)]
 
     def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
         return self.known(endpoint, model) or self.to_try(endpoint)[0]
@@ -102,15 +94,6 @@ class Decide:
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens
-
-    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError("the body of a decision depends on the endpoint; bind the call to an endpoint first")
-
-    def decode(self, body: bytes, call: WireRequest) -> DecisionReply:  # noqa: ARG002 - as all codecs have it
-        raise TypeError("the response to a decision depends on the endpoint; bind the call to an endpoint first")
-
-    def __repr__(self) -> str:
-        return "<Decide>"
 
 
 def refuses_body(error: Exception) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import Malformed, Unbound, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore
@@ -220,53 +220,26 @@ def splits(failure: Failure, count: int) -> bool:
 
 def may_have_a_bad_item(error: BaseException) -> bool:
     """Return True if parts of a failed list may succeed."""
-    read = isinstance(error, InvalidResponse) and error.status_code is not None
-    missing = isinstance(error, RequestError) and error.status_code == NOT_FOUND
-    return isinstance(error, BAD_ITEM_ERRORS) and not read and not missing
+    status = error.status_code if isinstance(error, RequestError) else None
+    read = isinstance(error, InvalidResponse) and status is not None
+    return isinstance(error, BAD_ITEM_ERRORS) and not read and status != NOT_FOUND
 
 
-class Operation:
+class Operation(Unbound):
     """Defines an operation on a list of items, such as ``score``."""
-
-    path = ""
 
     def __init__(self, name: str, item: Callable[[Any], Any], check: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
         self.name = name
         self.item = item
         self.check = check
 
-    def validate(self, inputs: Any) -> list[Any]:
-        """Return the items in the form that codecs take. Raises ``BadRequest`` with the index of an invalid item."""
-        if not isinstance(inputs, list | tuple) or not inputs:
-            what = "empty" if isinstance(inputs, list | tuple) else f"a {type(inputs).__name__}"
-            raise BadRequest(f"the items of {self.name} are {what}; send a list of at least one")
-        items = []
-        for index, raw in enumerate(inputs):
-            try:
-                items.append(self.item(raw))
-            except BadRequest as error:
-                raise BadRequest(f"item {index}: {error}") from None
-        return items
+    def validate(self, inputs: Any) -> Any:
+        return inputs  # ``MergeSpec`` reads each item with ``item``
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return the estimated tokens of all items, and the maximum output tokens, which are 0 except for ``completions``."""
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
-
-    def merge_key(self, call: WireRequest) -> Hashable:
-        """Return the key of a call. Calls with equal keys differ only in their items, so the items of these calls may share a request."""
-        params = jsonio.write(call.model, "", None, dict(sorted(call.params.items())), all_text=True)
-        headers = frozenset((name.lower(), value) for name, value in (call.headers or {}).items())
-        return self.name, frozenset(map(shape_of, call.inputs)), params, headers
-
-    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"the body of {self.name} depends on the kind of server; bind the call to an endpoint first")
-
-    def decode(self, body: bytes, call: WireRequest) -> ListAnswer:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"the response to {self.name} depends on the kind of server; bind the call to an endpoint first")
-
-    def __repr__(self) -> str:
-        return f"<Operation {self.name}>"
 
 
 class ListCodec:
@@ -411,13 +384,10 @@ class ListCodec:
         return None
 
     def validate(self, inputs: Any) -> Any:
-        return self.operation.validate(inputs)
+        return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return self.operation.estimate_tokens(call)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path}>"
 
     def _value(self, row: Any, call: WireRequest) -> Any:
         try:

@@ -9,7 +9,6 @@ from typing import Any
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import joined
-from qreward.codecs.finish_reason import ABORTED, described, ending_of
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Choices, Moderated, RewardScore
 from qreward.codecs.rewards.base import ALONE, Conversation, ListCodec, MergeLimits, NumberCodec, Operation, Pair, ServerKind
@@ -169,9 +168,7 @@ class SglangClassify(NumberCodec):
     value_in = "embedding"
 
     def value(self, row: Any) -> RewardScore:
-        ending = ending_of(_meta(row).get("finish_reason"))
-        if ending in ABORTED:
-            raise InvalidRow(described(ending))
+        parsing.check_ending(_meta(row).get("finish_reason"))
         return super().value(row)
 
     def usages(self, rows: list[Any]) -> list[Usage] | None:

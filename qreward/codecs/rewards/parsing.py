@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
-from qreward.codecs.chat import CHAT
+from qreward.codecs.base import EmbeddedError, Malformed
+from qreward.codecs.finish_reason import described, ending_of, is_failure
 
 
 class InvalidRow(Exception):
@@ -29,10 +29,8 @@ def is_error(document: dict[str, Any]) -> bool:
 
 
 def check_ending(reason: object) -> None:
-    try:
-        CHAT.check_ending(reason)
-    except Unfinished as error:
-        raise InvalidRow(f"it is not whole: {error}") from None
+    if is_failure(ending := ending_of(reason)):
+        raise InvalidRow(f"it is not whole: {described(ending)}")
 
 
 def member(document: Any, name: str) -> list[Any]:

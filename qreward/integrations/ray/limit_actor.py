@@ -32,39 +32,39 @@ class LedgerActor:
 
 
 class RayLedgerTransport:
-    """Sends renewals to the ledger actors of this cluster. The process must be connected to Ray when it sends its first request."""
+    """Sends renewals to the ledger actor of one key. The process must be connected to Ray when it sends its first request."""
 
-    def __init__(self) -> None:
-        self._actors: dict[str, Any] = {}
-        self._answered: set[str] = set()
+    def __init__(self, key: str) -> None:
+        self._name = f"share-{key}"
+        self.close()
 
-    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        share: RenewReply = self._call(key, "renew", member, ask)
-        self._answered.add(key)
+    def renew(self, member: str, ask: RenewRequest) -> RenewReply:
+        share: RenewReply = self._call("renew", member, ask)
+        self._answered = True
         return share
 
-    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
-        if key in self._actors and is_connected():
-            self._call(key, "leave", member, ask)
+    def leave(self, member: str, ask: RenewRequest) -> None:
+        if self._actor is not None and is_connected():
+            self._call("leave", member, ask)
 
     def close(self) -> None:
-        self._actors.clear()
-        self._answered.clear()
+        self._actor: Any = None
+        self._answered = False
 
-    def _call(self, key: str, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         if not is_connected():
             raise ConnectionError("this process is not connected to Ray; call ray.init() first")
-        if key not in self._actors:
-            options = {"name": f"share-{key}", "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
-            self._actors[key] = require_ray().remote(LedgerActor).options(**options).remote()
-        timeout = REPLY_TIMEOUT if key in self._answered else FIRST_REPLY_TIMEOUT
-        reply = getattr(self._actors[key], method).remote(*arguments)
+        if self._actor is None:
+            options = {"name": self._name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
+            self._actor = require_ray().remote(LedgerActor).options(**options).remote()
+        timeout = REPLY_TIMEOUT if self._answered else FIRST_REPLY_TIMEOUT
+        reply = getattr(self._actor, method).remote(*arguments)
         try:
             return reply.future().result(timeout)
         except TimeoutError:
             raise TimeoutError(f"the ledger actor did not answer within {timeout:g} s") from None
         except Exception as error:
             if is_death(error):
-                self._actors.pop(key, None)
+                self._actor = None
                 raise ConnectionError("the ledger actor died; a new one is being started") from None
             raise

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from random import Random
+from weakref import WeakSet
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
-from qreward.scheduler.functions.state import AimdLimit, Call, CallFailure, ConcurrencyGroup, Function, IndexedHeap, KeyState, Try
+from qreward.scheduler.functions.state import Adapting, AimdLimit, Call, CallFailure, Function, IndexedHeap, KeyState, Try, adapted
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import CancelReason, TaskState
 
-HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 LATE, SETTLE = 0.02, 0.05
 """A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
 so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""
-FORGETS = 1000
-"""Maximum number of unused keys that are deleted each time a call is submitted. To delete this many takes about a millisecond."""
+ADAPTIVE_START = 32  # number of tries in flight that an adaptive limit allows at first if no limit is configured
+HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 
 
 class CallScheduler:
@@ -29,7 +28,12 @@ class CallScheduler:
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
         self.health_changes: list[HealthChange] = []  # always empty; the engine reads it
-        self.group = ConcurrencyGroup()
+        self.functions: WeakSet[Function] = WeakSet()
+        self.inflight = 0  # tries in flight, over all keys of all functions
+        self.limit: float = inf  # tries that may be in flight now
+        self.adaptive: AimdLimit | None = None
+        self._most: float = inf
+        self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys with a call that waits only for a free slot, by its rank
         self._rng = rng
         self._timers: IndexedHeap[Call] = IndexedHeap()
         self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # timers of keys
@@ -37,18 +41,24 @@ class CallScheduler:
 
     # inputs
 
+    def add(self, function: Function) -> None:
+        """Schedule the calls of another function."""
+        self.functions.add(function)
+        self._follow()
+
     def submit(self, now: float, call: Call) -> None:
         """Accept a call. It is tried at once if its limits allow."""
         function = call.function
-        function.forget(now, FORGETS)
+        if function.keyed:
+            function.forget(now)
         self._numbers += 1
         call.number, call.born = self._numbers, now
-        call.rank = now + call.options.level * AGEING
+        call.rank = now + call.options.priority * AGEING
         state = call.key_state = function.state_of(call.key)
         state.calls += 1
         function.counters.calls += 1
-        if function.options.hedging is not None:
-            function.hedges_left += function.options.hedging.share
+        if function.options.hedged_request_time is not None:
+            function.hedges_left += function.options.hedged_request_proportion
         if call.options.timeout is not None:
             call.deadline = now + call.options.timeout
         if state.breaker is not None and not state.breaker.admits(now, call):
@@ -78,9 +88,7 @@ class CallScheduler:
         del call.tried[attempt]
         state.inflight -= 1
         state.used_at = now
-        self.group.inflight -= 1
-        if not attempt.started and attempt.cancel_reason is None and isinstance(outcome, Cancelled):
-            self._uncharge(call, attempt)
+        self.inflight -= 1
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
         elif isinstance(outcome, CallFailure):
@@ -91,7 +99,6 @@ class CallScheduler:
         if state.queue:
             self._arrange(now, state)
         self._pump(now)
-        state.function.rest(state)
 
     def tick(self, now: float) -> None:
         due = []
@@ -118,7 +125,8 @@ class CallScheduler:
         return None if wake == inf else wake
 
     def changed(self, now: float, function: Function) -> None:
-        self.group.follow()
+        """Apply the options of a function, which have changed."""
+        self._follow()
         for state in function.keys.values():
             state.follow()
             self._arrange(now, state)
@@ -127,23 +135,35 @@ class CallScheduler:
     def reset(self, now: float, function: Function) -> None:
         """Reset all counts and learned values of a function. Calls that wait or are in flight continue."""
         function.reset()
-        self.group.adaptive = None
+        self.adaptive = None
         self.changed(now, function)
+
+    def _follow(self) -> None:
+        """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
+        options = [function.options for function in self.functions]
+        self._most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
+        adapting = [terms for each in options if each.limit_size is None and (terms := Adapting.of(each)) is not None]
+        strictest = min(adapting, key=lambda its: (its.most, its.least, its.errors, its.seconds or inf), default=None)
+        self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if self._most == inf else self._most, self._most)
+        self.apply()
+
+    def apply(self) -> None:
+        self.limit = self._most if self.adaptive is None else self.adaptive.limit
 
     # waiting
 
     def _may_start(self, now: float, call: Call) -> bool:
         """Return whether a try may start now without going ahead of a waiting call."""
-        return self.group.inflight < self.group.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
+        return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
-        state, group = call.key_state, self.group
+        state = call.key_state
         if call.notes is not None and not self._may_start(now, call):
             if (ready := state.ready_at(call) - now) > 0:
                 call.note(now, f"waits for the rate limit: {ready:.3g} s, {len(state.queue)} in line")
             else:
-                call.note(now, f"waits for room: {group.inflight} of {group.limit:g} in flight")
-        state.queue.put(call, call.rank if call.options.paced else -inf, call.number)
+                call.note(now, f"waits for room: {self.inflight} of {self.limit:g} in flight")
+        state.queue.put(call, call.rank if call.paced else -inf, call.number)
         self._arrange(now, state)
 
     def _unplan(self, now: float, call: Call) -> None:
@@ -157,9 +177,9 @@ class CallScheduler:
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
         if first is not None and at <= now:
-            self.group.ready.put(state, first.rank, first.number)
+            self.ready.put(state, first.rank, first.number)
         else:
-            self.group.ready.drop(state)
+            self.ready.drop(state)
         if now < at < inf:
             self._wakes.put(state, at)
             if state.adaptive is not None and at > state.closed_until:
@@ -169,13 +189,13 @@ class CallScheduler:
 
     def _pump(self, now: float) -> None:
         """Start waiting calls in order, while there are free slots."""
-        group, wakes = self.group, self._wakes
+        wakes = self._wakes
         while wakes.rank() <= now:
             self._arrange(now, wakes.take())
-        while (state := group.ready.first()) is not None:
-            if group.inflight >= group.limit:
-                if group.adaptive is not None:
-                    group.adaptive.wanted = True
+        while (state := self.ready.first()) is not None:
+            if self.inflight >= self.limit:
+                if self.adaptive is not None:
+                    self.adaptive.wanted = True
                 return
             call = state.queue.take()
             if now < call.deadline:
@@ -196,11 +216,11 @@ class CallScheduler:
 
     def _send(self, now: float, call: Call, *, hedge: bool = False) -> None:
         state, counters = call.key_state, call.function.counters
-        attempt = Try(call, now, hedge, counters)
+        attempt = Try(call, now, hedge)
         call.tried[attempt] = None
         state.inflight += 1
         state.used_at = now
-        self.group.inflight += 1
+        self.inflight += 1
         if state.rate_limit is not None:
             state.rate_limit.take(now)
         counters.tries += 1
@@ -210,40 +230,29 @@ class CallScheduler:
         elif call.begun:
             call.retries += 1
             counters.retries += 1
-            call.note(now, f"retry {call.retries} of {call.options.retries}")
+            call.note(now, f"retry {call.retries} of {call.options.retry_times}")
             self._plan_retry(now, call)
         else:
             call.sent_at = now
         call.begun += 1
-        attempt.number = call.begun
-        hedging = call.options.hedging
-        if hedging is not None and call.hedge_at == inf and call.hedges < hedging.most:
-            after = call.function.hedge_after(hedging)
+        options = call.options
+        hedged = options.hedged_request_time is not None and call.paced
+        if hedged and call.hedge_at == inf and call.hedges < options.hedged_request_max_times:
+            after = call.function.hedge_after(options.hedged_request_time)
             if after is not None:
                 call.hedge_at = now + after
         self.out.append((SEND, attempt))
 
-    def _uncharge(self, call: Call, attempt: Try) -> None:
-        """Take back what a try was charged that never ran, and will not run."""
-        function, state, counters = call.function, call.key_state, attempt.counters
-        call.begun -= 1
-        counters.tries -= 1
-        if state.rate_limit is not None:
-            state.rate_limit.give_back(attempt.sent_at)
-        if attempt.hedge:
-            call.hedges -= 1
-            counters.hedges -= 1
-            function.hedges_left += counters is function.counters  # a reset has renewed the budget
-        elif attempt.number > 1:
-            call.retries -= 1
-            counters.retries -= 1
-
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
         """Plan the next retry, if its deadline and the circuit breaker allow one."""
-        if call.planned or not call.may_retry():
+        options = call.options
+        at_once = min(options.speed_up_max_multiply, 1 + call.streak)
+        if call.planned or call.retries >= options.retry_times or len(call.tried) >= max(1, at_once):
             return
-        if wait is None:
-            pause = backoff(*call.options.pause, call.retries + 1, self._rng)
+        if not call.paced:
+            at = now
+        elif wait is None:
+            pause = backoff(options.retry_interval, options.retry_max_interval, call.retries + 1, self._rng)
             at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # the backoff is at most half of the time that is left
         else:
             at = now + wait
@@ -288,13 +297,12 @@ class CallScheduler:
             state = call.key_state
             if state.breaker is not None:
                 state.breaker.ok(call)
-            if state.adaptive is not None or self.group.adaptive is not None:
-                self._adapt(call, AimdLimit.ok, now, attempt.sent_at, seconds)
+            if state.adaptive is not None or self.adaptive is not None:
+                self._adapt(now, call, attempt.sent_at, seconds)
         if call.done:
             return
         function.counters.ok += 1
         function.counters.hedges_won += attempt.hedge
-        attempt.won = True
         call.note(now, f"done after {now - call.born:.3g} s")
         self._end(now, call, CancelReason.BEATEN)
         self.out.append((FINISH, call, answer, call.key_state, seconds))
@@ -302,13 +310,17 @@ class CallScheduler:
     def _failed(self, now: float, attempt: Try, raised: CallFailure) -> None:
         call, state = attempt.task, attempt.task.key_state
         if not call.done:
-            call.failed(now, raised)
+            call.error, call.covered = raised.error, raised.covered
+            call.tries += 1
+            call.streak = 0 if raised.overloaded else call.streak + 1
+            if raised.wait is not None:
+                call.not_before = now + raised.wait
             call.note(now, f"try {call.tries} failed after {now - attempt.sent_at:.3g} s: {type(raised.error).__name__}")
         if raised.overloaded:  # this is no failure for the circuit breaker
             call.function.counters.overloaded += 1
             if raised.wait is not None and raised.wait < inf:
                 state.closed_until = max(state.closed_until, now + raised.wait)
-            self._adapt(call, AimdLimit.overloaded, now, attempt.sent_at)
+            self._adapt(now, call, attempt.sent_at, overloaded=True)
         elif raised.again and attempt.cancel_reason is not CancelReason.OVERDUE and self._count_failure(now, call, attempt.sent_at):
             self._empty(now, state)
         if call.done:
@@ -325,17 +337,18 @@ class CallScheduler:
 
     def _count_failure(self, now: float, call: Call, sent_at: float) -> bool:
         """Count a try that failed, or whose call exceeded its timeout. Returns True if this failure opens the circuit breaker."""
-        self._adapt(call, AimdLimit.failed, now, sent_at)
+        self._adapt(now, call, sent_at)
         breaker = call.key_state.breaker
         if breaker is None or not breaker.failed(now, call):
             return False
-        call.note(now, f"the circuit breaker opens for {breaker.config.recovery:g} s")
+        call.note(now, f"the circuit breaker opens for {breaker.recovery:g} s")
         return True
 
-    def _adapt(self, call: Call, record: Callable[..., bool], *event: float) -> None:
-        """Record an event in the adaptive limits of a call's key and of the pool, and apply the limits that change."""
-        for holder in (call.key_state, self.group):
-            if holder.adaptive is not None and record(holder.adaptive, *event):
+    def _adapt(self, now: float, call: Call, sent_at: float, seconds: float | None = None, *, overloaded: bool = False) -> None:
+        """Record the end of a try in the adaptive limits of a call's key and of the pool, and apply the limits that change."""
+        for holder in (call.key_state, self):
+            limit = holder.adaptive
+            if limit is not None and (limit.overloaded(now, sent_at) if overloaded else limit.ended(now, sent_at, seconds)):
                 holder.apply()
 
     def _time_out(self, now: float, call: Call) -> None:
@@ -395,6 +408,3 @@ class CallScheduler:
         for attempt in call.tried:
             attempt.cancel_reason = reason
             self.out.append((CANCEL, attempt))
-            if not attempt.started:
-                self._uncharge(call, attempt)
-        state.function.rest(state)

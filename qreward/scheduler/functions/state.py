@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
-from weakref import WeakSet
 
 from qreward.scheduler.stats import Quantiles
 from qreward.scheduler.task import CancelReason, TaskState
@@ -68,10 +67,8 @@ class IndexedHeap(Generic[T]):
         return item
 
     def empty(self) -> list[T]:
-        items = [entry[3] for entry in sorted(self._entries.values())]
-        self._entries.clear()
-        self._heap.clear()
-        return items
+        """Remove and return all items in their order."""
+        return [self.take() for _ in range(len(self))]
 
     def __contains__(self, item: T) -> bool:
         return item in self._entries
@@ -88,36 +85,6 @@ class IndexedHeap(Generic[T]):
             heapify(self._heap)
 
 
-class Pause(NamedTuple):
-    """``retry_interval`` and ``retry_max_interval``; see ``scheduler.failure_policy.backoff``."""
-
-    base: float
-    cap: float
-
-
-class Rate(NamedTuple):
-    """``limit_size`` and ``limit_window``: at most ``size`` tries of a key may start in any ``window`` seconds."""
-
-    size: int
-    window: float
-
-
-class Hedging(NamedTuple):
-    """When a call is hedged. Each call adds ``share`` hedges to the budget of all calls; one call has at most ``most`` hedges."""
-
-    after: float | None  # seconds; None to use a quantile of the seconds that successful tries took
-    quantile: float
-    most: int
-    share: float
-
-
-class Breaking(NamedTuple):
-    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
-
-    threshold: int
-    recovery: float
-
-
 class Adapting(NamedTuple):
     """The bounds of an adaptive limit, and when it falls: share of failed tries, and mean seconds of a successful try (or None)."""
 
@@ -126,22 +93,10 @@ class Adapting(NamedTuple):
     errors: float
     seconds: float | None
 
-
-class FunctionOptions(NamedTuple):
-    """Options of a call of a decorated function. None switches a limit off."""
-
-    level: int = 5  # priority, 0 (most urgent) to 9
-    timeout: float | None = None
-    retries: int = 0
-    pause: Pause = Pause(1.0, 60.0)
-    parallel_tries: int = 1
-    most: int | None = None  # tries in flight over all functions of the pool
-    rate: Rate | None = None
-    hedging: Hedging | None = None
-    breaking: Breaking | None = None
-    adapting: Adapting | None = None  # adapts the rate limit of each key if there is one, and otherwise the pool's concurrency limit
-    paced: bool = True  # False: tries do not wait for the rate limit, but count towards it
-    noted: bool = False  # decisions are noted in ``Call.notes``
+    @classmethod
+    def of(cls, options: Any) -> Adapting | None:
+        least, most, errors = options.adaptive_limit_min, options.adaptive_limit_max, options.adaptive_error_threshold
+        return cls(least, most, errors, options.adaptive_latency_threshold) if options.adaptive_limit else None
 
 
 FALL, RISE = 0.5, 1.1
@@ -171,21 +126,15 @@ class AimdLimit:
             self.config, self._bounds = config, bounds
             self._begin_round(self._since, self._exact)
 
-    def ok(self, now: float, sent_at: float, seconds: float) -> bool:
-        """Record that a try succeeded after ``seconds``. As the other methods, returns True if the limit has changed."""
-        return sent_at >= self._since and self._evaluate(now, 1, 0, seconds)
-
-    def failed(self, now: float, sent_at: float) -> bool:
-        return sent_at >= self._since and self._evaluate(now, 0, 1, 0.0)
-
-    def overloaded(self, now: float, sent_at: float) -> bool:
-        """Let the limit fall at once, unless the try started before the limit last fell."""
-        return sent_at >= self._fell_at and self._fall(now)
-
-    def _evaluate(self, now: float, ok: int, failed: int, seconds: float) -> bool:
-        self._ok += ok
-        self._failed += failed
-        self._seconds += seconds
+    def ended(self, now: float, sent_at: float, seconds: float | None) -> bool:
+        """Record that a try succeeded after ``seconds``, or failed (None). As ``overloaded``, returns True if the limit has changed."""
+        if sent_at < self._since:
+            return False
+        if seconds is None:
+            self._failed += 1
+        else:
+            self._ok += 1
+            self._seconds += seconds
         ended = self._ok + self._failed
         if ended < max(LEAST_ROUND, self.limit):
             return False
@@ -194,6 +143,10 @@ class AimdLimit:
             return self._fall(now)
         rise = self.wanted and errors <= self.config.errors / 2
         return self._begin_round(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
+
+    def overloaded(self, now: float, sent_at: float) -> bool:
+        """Let the limit fall at once, unless the try started before the limit last fell."""
+        return sent_at >= self._fell_at and self._fall(now)
 
     def _fall(self, now: float) -> bool:
         self._fell_at = now
@@ -242,11 +195,6 @@ class SlidingWindowLimit:
         """Time after which past starts no longer count."""
         return self._starts[-1] + self.window if self._starts else -inf
 
-    def give_back(self, started_at: float) -> None:
-        """Forget a start that was taken at this time, because the try never ran."""
-        if started_at in self._starts:
-            self._starts.remove(started_at)
-
     def take(self, now: float) -> None:
         starts, window = self._starts, self.window
         starts.append(now)
@@ -257,10 +205,11 @@ class SlidingWindowLimit:
 class Breaker:
     """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight."""
 
-    __slots__ = ("_opened_at", "config", "failures", "probe")
+    __slots__ = ("_opened_at", "failures", "probe", "recovery", "threshold")
 
-    def __init__(self, config: Breaking) -> None:
-        self.config = config
+    def __init__(self) -> None:
+        self.threshold: int  # failures in a row that open the breaker
+        self.recovery: float  # seconds for which it stays open
         self.failures = 0  # in a row
         self.probe: object = None  # the call whose outcome decides while the breaker is half-open
         self._opened_at = -inf
@@ -268,7 +217,7 @@ class Breaker:
     @property
     def open_until(self) -> float:
         """No call is allowed before this time; -inf while closed."""
-        return self._opened_at + self.config.recovery
+        return self._opened_at + self.recovery
 
     @property
     def state(self) -> str:
@@ -297,7 +246,7 @@ class Breaker:
     def failed(self, now: float, call: object) -> bool:
         """Record that a try failed. Returns True if this failure opens the breaker."""
         self.failures += 1
-        if not self.trusts(call) or (self.probe is None and self.failures < self.config.threshold):
+        if not self.trusts(call) or (self.probe is None and self.failures < self.threshold):
             return False
         self._opened_at, self.probe = now, None
         return True
@@ -308,9 +257,9 @@ class Breaker:
             self.probe = None
 
 
-ADAPTIVE_START = 32  # number of tries in flight that an adaptive limit allows at first if no limit is configured
 MEMORY = 60.0  # seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit
 HEDGES_AT_ONCE = 10.0  # number of hedges in the budget of a function before calls have added to it
+FORGETS = 1000  # maximum number of unused keys that are dropped at once; to drop this many takes about a millisecond
 ENOUGH = 20  # number of successful tries that are needed before a quantile of their times is used
 
 
@@ -337,12 +286,8 @@ class Try:
     task: Call
     sent_at: float
     hedge: bool
-    counters: FunctionCounters  # those that counted it
-    number: int = 1  # its position among the tries of the call, counted from 1
-    started: bool = False  # set by the engine just before it checks ``cancel_reason`` and calls the function
     cancel_reason: CancelReason | None = None
     ended: bool = False  # its end was reported
-    won: bool = False  # its result is the result of the call
     handle: Any = None  # used by the engine, for an asyncio task
     span: None = None
 
@@ -357,8 +302,9 @@ class Call:
 
     function: Function
     key: Hashable
-    options: FunctionOptions  # fixed when the call was made
+    options: Any  # the settings of the function when the call was made, with the names of ``ScheduleConfig``
     waiter: Any  # the waiter to which the engine delivers the outcome
+    paced: bool = True  # False: tries do not wait for rate limits and before retries, and there are no hedges
     notes: list[tuple[float, str]] | None = None  # the decisions about the call with their times, or None if decisions are not logged
     key_state: KeyState = field(init=False)  # set on submission
     rank: float = 0.0  # sort key, smaller first: the arrival time plus some seconds per priority level
@@ -381,7 +327,7 @@ class Call:
     hedge_at: float = inf  # when the next hedge is due
 
     def __post_init__(self) -> None:
-        if self.options.noted:
+        if self.options.debug:
             self.notes = []
 
     @property
@@ -396,58 +342,17 @@ class Call:
     def next_due(self) -> float:
         return min(self.deadline, self.retry_at, self.hedge_at)
 
-    def failed(self, now: float, failure: CallFailure) -> None:
-        self.error, self.covered = failure.error, failure.covered
-        self.tries += 1
-        self.streak = 0 if failure.overloaded else self.streak + 1
-        if failure.wait is not None:
-            self.not_before = now + failure.wait
-
-    def may_retry(self) -> bool:
-        """Return whether a retry may be made now, in addition to the tries in flight."""
-        options = self.options
-        return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
-
     def note(self, now: float, text: str) -> None:
+        """Note a decision about the call for the log."""
         if self.notes is not None:
             self.notes.append((now, text))
-
-
-class ConcurrencyGroup:
-    """Limits the tries in flight of a pool, over all keys of all functions of the pool."""
-
-    __slots__ = ("_most", "adaptive", "functions", "inflight", "limit", "ready")
-
-    def __init__(self) -> None:
-        self.limit: float = inf  # tries that may be in flight now
-        self.adaptive: AimdLimit | None = None
-        self.inflight = 0
-        self.functions: WeakSet[Function] = WeakSet()
-        self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys with a call that waits only for a free slot, by its rank
-        self._most: float = inf
-
-    def follow(self) -> None:
-        """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
-        options = [function.options for function in self.functions]
-        self._most = min((each.most for each in options if each.most is not None), default=inf)
-        adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]
-        start = ADAPTIVE_START if self._most == inf else self._most
-        self.adaptive = adapted(self.adaptive, min(adapting, key=_strictness, default=None), start, self._most)
-        self.apply()
-
-    def apply(self) -> None:
-        self.limit = self._most if self.adaptive is None else self.adaptive.limit
-
-
-def _strictness(adapting: Adapting) -> tuple[float, ...]:
-    return adapting.most, adapting.least, adapting.errors, inf if adapting.seconds is None else adapting.seconds
 
 
 class KeyState:
     """Holds the state of one key of a function."""
 
     __slots__ = (
-        "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "queue", "rate_limit", "resting", "used_at",
+        "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "queue", "rate_limit", "used_at",
     )  # fmt: skip
 
     def __init__(self, function: Function, key: Hashable) -> None:
@@ -456,7 +361,6 @@ class KeyState:
         self.queue: IndexedHeap[Call] = IndexedHeap()  # calls that wait for the rate limit or for a free slot
         self.calls = self.inflight = 0
         self.used_at = -inf  # when a try last started or ended
-        self.resting = False  # it is in the function's list of keys that may be dropped soon
         self.reset()
 
     def reset(self) -> None:
@@ -472,22 +376,21 @@ class KeyState:
 
     def follow(self) -> None:
         options = self.function.options
-        rate, breaking, limit = options.rate, options.breaking, self.rate_limit
-        if rate is None:
+        size, limit = options.limit_size, self.rate_limit
+        if size is None:
             self.rate_limit = self.adaptive = None
         else:
             if limit is None:
-                self.rate_limit = SlidingWindowLimit(rate.size, rate.window)
+                self.rate_limit = SlidingWindowLimit(size, options.limit_window)
             else:
-                limit.size, limit.window = rate.size, rate.window
-            self.adaptive = adapted(self.adaptive, options.adapting, rate.size, rate.size)
+                limit.size, limit.window = size, options.limit_window
+            self.adaptive = adapted(self.adaptive, Adapting.of(options), size, size)
             self.apply()
-        if breaking is None:
+        if options.circuit_breaker_threshold is None:
             self.breaker = None
-        elif self.breaker is None:
-            self.breaker = Breaker(breaking)
         else:
-            self.breaker.config = breaking
+            self.breaker = self.breaker or Breaker()
+            self.breaker.threshold, self.breaker.recovery = options.circuit_breaker_threshold, options.circuit_breaker_recovery
 
     def apply(self) -> None:
         if self.rate_limit is not None and self.adaptive is not None:
@@ -496,7 +399,7 @@ class KeyState:
     def ready_at(self, call: Call) -> float:
         """Return the earliest time at which the key allows a try of a call. If the time has passed, the try is allowed now."""
         at = self.closed_until
-        return at if self.rate_limit is None or not call.options.paced else max(at, self.rate_limit.ready_at)
+        return at if self.rate_limit is None or not call.paced else max(at, self.rate_limit.ready_at)
 
     @property
     def idle(self) -> bool:
@@ -516,28 +419,22 @@ class KeyState:
 class Function:
     """Holds the state of one decorated function, whose present options may be replaced."""
 
-    __slots__ = ("__weakref__", "_resting", "_rests", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
+    __slots__ = ("__weakref__", "counters", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 
-    def __init__(self, name: str, group: ConcurrencyGroup, options: FunctionOptions, *, keyed: bool) -> None:
+    def __init__(self, name: str, options: Any) -> None:
         self.name = name
-        self.group = group
-        self.keyed = keyed  # it may have more than one key
-        self.options = options
-        self.keys: dict[Hashable, KeyState] = {}
-        self._rests = 0
+        self.options = options  # its settings now, with the names of ``ScheduleConfig``
+        self.keyed = options.key_func is not None  # it may have more than one key
+        self.keys: OrderedDict[Hashable, KeyState] = OrderedDict()
         self.reset()
-        group.functions.add(self)
-        group.follow()
 
     def reset(self) -> None:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
         self.quantiles = Quantiles(fade_after=1000)  # of the seconds that successful tries took
         self.hedges_left = HEDGES_AT_ONCE  # hedge budget, to which each call adds
         self.counters = FunctionCounters()
-        self._resting: list[tuple[float, int, KeyState]] = []
-        self.keys = {key: state for key, state in self.keys.items() if not state.idle}
+        self.keys = OrderedDict((key, state) for key, state in self.keys.items() if not state.idle)
         for state in self.keys.values():
-            state.resting = False
             state.reset()
 
     def state_of(self, key: Hashable) -> KeyState:
@@ -546,30 +443,21 @@ class Function:
             state = self.keys[key] = KeyState(self, key)
         return state
 
-    def rest(self, state: KeyState) -> None:
-        """Note an idle key, so that ``forget`` checks later whether the key can be dropped."""
-        if self.keyed and not state.resting and state.idle:
-            state.resting = True
-            self._rests += 1
-            heappush(self._resting, (state.clear_at(), self._rests, state))
+    def forget(self, now: float) -> None:
+        """Drop the next keys in turn whose state is not needed any more, up to the first key whose state is, and at most ``FORGETS``."""
+        keys = self.keys
+        for _ in range(min(FORGETS, len(keys))):
+            key, state = next(iter(keys.items()))
+            if state.clear_at() > now:
+                keys.move_to_end(key)
+                break
+            del keys[key]
 
-    def forget(self, now: float, most: float = inf) -> None:
-        """Drop keys whose state is not needed any more. At most ``most`` keys are checked."""
-        resting = self._resting
-        while resting and most > 0 and resting[0][0] <= now:
-            state = heappop(resting)[2]
-            most -= 1
-            state.resting = False
-            if state.clear_at() <= now:
-                del self.keys[state.key]
-            else:
-                self.rest(state)  # used since
-
-    def hedge_after(self, hedging: Hedging) -> float | None:
-        """Return the seconds after which a try is hedged, or None if that is not known yet."""
-        if hedging.after is not None:
-            return hedging.after
-        return self.quantiles.at(hedging.quantile) if self.quantiles.count >= ENOUGH else None
+    def hedge_after(self, after: float | str) -> float | None:
+        """Return the seconds of ``hedged_request_time``, or None if a percentile is not known yet."""
+        if not isinstance(after, str):
+            return after
+        return self.quantiles.at(float(after[1:]) / 100) if self.quantiles.count >= ENOUGH else None
 
 
 class FunctionCounters:

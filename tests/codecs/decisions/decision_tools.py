@@ -9,12 +9,11 @@ from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, Dialect, labels_of
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, GenerativeScoringDialect
-from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
+from qreward.codecs.decisions.dialects import CHATS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, GenerativeScoringDialect
 from qreward.decisions import Choice, Question, Score, YesNo
 
 SCORING = GenerativeScoringDialect((9693, 2201))
-ALL: tuple[Dialect, ...] = (OPENAI, VLLM, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, SCORING, CHAT_DECISIONS)
+ALL: tuple[Dialect, ...] = (OPENAI, VLLM, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, SCORING, CHATS[0])
 RIGHT = YesNo("The sum is right.", name="right")
 CLEAR = Score("How clear is it?", levels={"bad": "nobody understands it", "fair": "", "good": "a child does"}, name="clear")
 TONE = Choice("Which tone?", choices={"calm": "factual", "rude": ""}, name="tone")

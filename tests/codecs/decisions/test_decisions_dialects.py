@@ -11,9 +11,22 @@ from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, a
 
 from qreward.codecs.base import EmbeddedError, WireRequest
 from qreward.codecs.decisions.base import DecisionInput, Dialect, as_text, unique_names
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING, GENERATIVE_SCORING
-from qreward.codecs.decisions.native import LIKE_VLLM, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, OpenAIDialect
-from qreward.codecs.decisions.operation import DIALECTS, ORDER, OTHERS, PROBE, Decide
+from qreward.codecs.decisions.dialects import (
+    CHATS,
+    CHATS_WITHOUT_THINKING,
+    DIALECTS,
+    LIKE_VLLM,
+    OPENAI,
+    ORDER,
+    OTHERS,
+    SGLANG,
+    SYSTEMONE,
+    SYSTEMONE_OF_SGLANG,
+    VLLM,
+    GenerativeScoringDialect,
+    OpenAIDialect,
+)
+from qreward.codecs.decisions.operation import PROBE, Decide
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.policies import Endpoint
@@ -98,7 +111,7 @@ def test_questions_are_sent_as_each_server_takes_them() -> None:
         "items": ["\n\nIs this true: The sum is right.\nReply with yes or no, and nothing else.\nAnswer:"],
     }  # fmt: skip
     prompt = "Question: Which tone?\nA: calm: factual\nB: rude\nReply with the letter of one option, and nothing else."
-    assert body_of(CHAT_DECISIONS, [TONE]) == {
+    assert body_of(CHATS[0], [TONE]) == {
         "model": "served", "max_tokens": 1, "logprobs": True, "top_logprobs": 20, "temperature": 1.0,
         "messages": [{"role": "user", "content": f"2 + 2 = 4\n\n{prompt}"}],
     }  # fmt: skip
@@ -116,7 +129,7 @@ def test_messages_are_sent_as_they_are_to_openai_and_as_one_text_to_others() -> 
     assert body_of(OPENAI, [RIGHT], TALK)["input"] == TALK
     for dialect in (VLLM, SGLANG, SYSTEMONE, SCORING):
         assert body_of(dialect, [RIGHT], TALK)[dialect.input_member] == AS_ONE
-    messages = body_of(CHAT_DECISIONS, [RIGHT], TALK)["messages"]
+    messages = body_of(CHATS[0], [RIGHT], TALK)["messages"]
     assert messages[0] == TALK[0]
     assert [each["role"] for each in messages] == ["system", "user"]
     assert messages[1]["content"].startswith("user: 2 + 2?\n\nassistant: 4\n\nIs this true: The sum is right.")
@@ -125,28 +138,27 @@ def test_messages_are_sent_as_they_are_to_openai_and_as_one_text_to_others() -> 
 
 def test_thinking_is_switched_off_where_the_kind_of_server_knows_how() -> None:
     for kind, wanted in {
-        "openai": CHAT_DECISIONS,
-        "tei": CHAT_DECISIONS,
-        "vllm": CHAT_WITHOUT_THINKING,
-        "sglang": CHAT_WITHOUT_THINKING,
+        "openai": CHATS[0],
+        "tei": CHATS[0],
+        "vllm": CHATS_WITHOUT_THINKING[0],
+        "sglang": CHATS_WITHOUT_THINKING[0],
     }.items():
-        for dialect in (CHAT_DECISIONS, CHAT_WITHOUT_THINKING):
-            assert dialect.variants(Endpoint("http://a", kind=kind))[0] is wanted
-    assert body_of(CHAT_WITHOUT_THINKING, [RIGHT])["chat_template_kwargs"] == {"enable_thinking": False}
-    assert SYSTEMONE.variants(Endpoint("http://a", kind="sglang"))[0].most_options == 255
+        assert DIALECTS["chat"](Endpoint("http://a", kind=kind))[0] is wanted
+    assert body_of(CHATS_WITHOUT_THINKING[0], [RIGHT])["chat_template_kwargs"] == {"enable_thinking": False}
+    assert [each.most_options for each in DIALECTS["systemone"](Endpoint("http://a", kind="sglang"))] == [255]
 
 
 def test_the_label_mass_of_vllm_is_read_only_where_the_settings_say_that_it_is_vllm() -> None:
     body = json.dumps(answer(VLLM, [TONE], [(0.875, 0.125)], 0.6)).encode()
     for settings, wanted in (({"kind": "vllm"}, 0.6), ({"decisions": "vllm"}, 0.6), ({}, None)):
-        (dialect,) = VLLM.variants(Endpoint("http://a", **settings))  # type: ignore[arg-type]
+        (dialect,) = DIALECTS["vllm"](Endpoint("http://a", **settings))  # type: ignore[arg-type]
         (found,) = dialect.decode(body, call(dialect, [TONE])).answers
         assert found.label_mass == (None if wanted is None else pytest.approx(wanted)), settings
 
 
 def test_parameters_of_the_caller_are_sent_but_not_those_that_the_call_sets() -> None:
     assert body_of(VLLM, [RIGHT], cache_salt="s")["cache_salt"] == "s"
-    chat = body_of(CHAT_WITHOUT_THINKING, [RIGHT], max_completion_tokens=4, top_logprobs=5, chat_template_kwargs={"a": 1})
+    chat = body_of(CHATS_WITHOUT_THINKING[0], [RIGHT], max_completion_tokens=4, top_logprobs=5, chat_template_kwargs={"a": 1})
     assert ("max_tokens" in chat, chat["top_logprobs"], chat["chat_template_kwargs"]) == (False, 5, {"a": 1})
     reserved = {
         "openai": "questions",
@@ -181,11 +193,11 @@ def test_what_a_dialect_cannot_ask_is_refused_with_what_can() -> None:
             r"questions\[1\] is a Score; .*'generative_scoring' takes YesNo only, one with 'openai', .*'chat' takes all",
         ),
         (SCORING, [TONE], "takes YesNo only"),
-        (GENERATIVE_SCORING, [RIGHT], r"set Endpoint\(decision_labels=\(yes, no\)\)"),
-        (CHAT_DECISIONS, [RIGHT, TONE], "takes 1 questions per request, not 2"),
+        (GenerativeScoringDialect(), [RIGHT], r"set Endpoint\(decision_labels=\(yes, no\)\)"),
+        (CHATS[0], [RIGHT, TONE], "takes 1 questions per request, not 2"),
         (VLLM, [RIGHT] * 65, "takes 64 questions per request, not 65"),
     ]
-    for limited in (VLLM, SGLANG, SYSTEMONE, CHAT_DECISIONS):
+    for limited in (VLLM, SGLANG, SYSTEMONE, CHATS[0]):
         cases.append((limited, [many], r"questions\[0\] has 30 choices; .* takes 2"))
     for dialect, questions, words in cases:
         with pytest.raises(BadRequest, match=words):
@@ -259,8 +271,8 @@ def test_the_dialect_of_an_endpoint_is_remembered_for_a_model() -> None:
     assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m"), decide.dialect_at(other, "m")) == (None, OPENAI, SGLANG)
     assert [decide.dialect_at(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
     assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 64
-    decide.remember(endpoint, "m", CHAT_DECISIONS)
-    assert [decide.known(*at) for at in ((endpoint, "m"), (endpoint, "other"), (other, "m"))] == [CHAT_DECISIONS, None, None]
+    decide.remember(endpoint, "m", CHATS[0])
+    assert [decide.known(*at) for at in ((endpoint, "m"), (endpoint, "other"), (other, "m"))] == [CHATS[0], None, None]
     assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 1
     for change in ({"decisions": "vllm"}, {"kind": "vllm"}):
         assert decide.dialect_at(endpoint.model_copy(update=change), "m") is VLLM, change
@@ -274,7 +286,7 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
     cases: list[tuple[str, list[tuple[Dialect, int]], str | None, str | None]] = [
         ("openai", [(OPENAI, 404)], "systemone", "systemone"),
         ("openai", [(OPENAI, 404), (SYSTEMONE, 404)], "chat", "chat"),
-        ("openai", [(OPENAI, 404), (SYSTEMONE, 404), (CHAT_DECISIONS, 404)], None, None),
+        ("openai", [(OPENAI, 404), (SYSTEMONE, 404), (CHATS[0], 404)], None, None),
         ("openai", [(OPENAI, 400)], None, "vllm"),
         ("openai", [(OPENAI, 400), (LIKE_VLLM, 422)], None, "sglang"),
         ("openai", [(OPENAI, 503)], None, None),
@@ -302,15 +314,15 @@ def test_a_server_that_refuses_twenty_log_probabilities_is_asked_for_fewer_until
     for named in (None, "chat"):
         decide, endpoint = Decide(), Endpoint("http://a", kind="vllm", decisions=named)  # type: ignore[arg-type]
         tops, tried = list[int](), list[tuple[Dialect, Exception]]()
-        dialect: Dialect | None = CHAT_WITHOUT_THINKING
+        dialect: Dialect | None = CHATS_WITHOUT_THINKING[0]
         while dialect is not None:
             tops.append(body_of(dialect, [RIGHT]).get("top_logprobs", 0))
             tried.append((dialect, TOO_MANY if dialect.name == "chat" else BadRequest("no", status_code=404)))
             dialect = decide.next_dialect(endpoint, "m", tried)
         assert [top for top in tops if top > 0] == [20, 10, 5]
         assert "vLLM: --max-logprobs 20" in decide.advice(endpoint, "m", tried[0][0], TOO_MANY)
-        decide.answered(endpoint, "m", CHAT_WITHOUT_THINKING)
-        assert decide.next_dialect(endpoint, "m", [(CHAT_WITHOUT_THINKING, TOO_MANY)]) is None, "it has answered for twenty"
+        decide.answered(endpoint, "m", CHATS_WITHOUT_THINKING[0])
+        assert decide.next_dialect(endpoint, "m", [(CHATS_WITHOUT_THINKING[0], TOO_MANY)]) is None, "it has answered for twenty"
 
 
 def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:
@@ -328,5 +340,6 @@ def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_righ
 
 def test_every_dialect_is_listed_by_its_name_and_the_probe_is_valid() -> None:
     assert set(DIALECTS) == {"openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"}
-    assert all(DIALECTS[name].name == name for name in [*DIALECTS, *OTHERS, *(each for row in ORDER.values() for each in row)])
+    names = [*DIALECTS, *OTHERS, *(each for row in ORDER.values() for each in row)]
+    assert all(each.name == name for name in names for each in DIALECTS[name](Endpoint("http://a")))
     assert OPENAI.validate(PROBE) == PROBE

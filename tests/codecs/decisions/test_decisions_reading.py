@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
 from qreward.codecs.decisions.base import DecisionReply, Dialect
-from qreward.codecs.decisions.chat import CHAT_DECISIONS
-from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
+from qreward.codecs.decisions.dialects import CHATS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
 from qreward.decisions import MIN_LABEL_MASS, DecisionAnswer, Question, YesNo
 from qreward.errors import InvalidResponse
 
@@ -73,7 +72,7 @@ def test_a_number_that_is_no_probability_is_an_error_of_that_answer_alone() -> N
     faults = []
     asked: tuple[Question, ...] = (YesNo("Another."), TONE)
     for dialect, question in itertools.product(ALL, asked):
-        if dialect is CHAT_DECISIONS or type(question) not in dialect.types:
+        if dialect is CHATS[0] or type(question) not in dialect.types:
             continue
         document = two(dialect, question, (0.375, 0.625))
         path = next(path for path in places(document) if functools.reduce(operator.getitem, path, document) == 0.375)
@@ -180,7 +179,7 @@ def test_a_refusal_is_the_error_of_its_question_and_no_fault_of_the_server() -> 
     error = pickle.loads(pickle.dumps(alone.answers[0].error))
     assert (str(error), error.model) == ("no answer to 'tone': the model declined to answer", "judge-7b")
     for choice in ({"finish_reason": "content_filter"}, {"message": {"refusal": "I cannot judge this."}}):
-        refused = read(CHAT_DECISIONS, (RIGHT,), completion([("yes", 0.5), ("no", 0.5)], **choice))
+        refused = read(CHATS[0], (RIGHT,), completion([("yes", 0.5), ("no", 0.5)], **choice))
         assert "the model declined to answer" in str(refused.answers[0].error)
 
 
@@ -195,7 +194,7 @@ def test_a_body_without_an_answer_to_each_question_is_malformed() -> None:
             others: list[Any] = [{**rows, "9": rows["0"]}, {f"q{place}": row for place, row in rows.items()}]
             others.append({place: row for place, row in rows.items() if place != "0"})
         else:  # of several choices of a chat the first counts
-            others = [rows[1:], "yes", *([] if dialect is CHAT_DECISIONS else [[*rows, rows[0]]])]
+            others = [rows[1:], "yes", *([] if dialect is CHATS[0] else [[*rows, rows[0]]])]
         bodies: list[Any] = [{**whole, key: other} for other in (*others, None, 1, [], {}, [None] * len(rows))]
         for body in (*(json.dumps(each).encode() for each in bodies), b"", b"[]", b"null", b'"x"', b"{", b"<html>", b"{}"):
             with contextlib.suppress(Malformed):
@@ -220,7 +219,7 @@ def test_scores_of_items_in_another_order_are_malformed() -> None:
 
 
 def chat(question: Question, tokens: list[tuple[str, float]], **choice: Any) -> DecisionAnswer:
-    return read(CHAT_DECISIONS, (question,), completion(tokens, **choice)).answers[0]
+    return read(CHATS[0], (question,), completion(tokens, **choice)).answers[0]
 
 
 def test_tokens_that_spell_one_label_add_up() -> None:
@@ -262,9 +261,9 @@ def test_labels_that_are_missing_count_by_their_share_of_the_label_mass() -> Non
         ("two labels may have a thirtieth each", CLEAR, [("0", 0.6), ("The", 0.3), ("It", 0.02), ("B:", 0.02)], False),
     ]
     for name, question, tokens, ok in cases:
-        asked = call(CHAT_DECISIONS, (question,))
+        asked = call(CHATS[0], (question,))
         asked.inputs = asked.inputs._replace(min_label_mass=0.0)
-        (found,) = CHAT_DECISIONS.decode(json.dumps(completion(tokens)).encode(), asked).answers
+        (found,) = CHATS[0].decode(json.dumps(completion(tokens)).encode(), asked).answers
         assert found.ok is ok, name
         assert ok or "the labels that are missing may have" in str(found.error), name
 
@@ -290,19 +289,19 @@ def test_the_chosen_token_counts_if_it_is_not_among_the_most_probable_ones() -> 
     document = completion([("yes", 0.6), ("no", 0.3)])
     first_token = document["choices"][0]["logprobs"]["content"][0]
     first_token |= {"token": " yes", "logprob": math.log(0.1)}
-    assert read(CHAT_DECISIONS, (RIGHT,), document).answers[0].probability == pytest.approx(0.7)
+    assert read(CHATS[0], (RIGHT,), document).answers[0].probability == pytest.approx(0.7)
 
 
 def test_log_probabilities_that_are_none_are_an_error() -> None:
     other = {"tokens": ["yes"], "token_logprobs": [-0.1]}
     cases: tuple[Any, ...] = (None, {}, [], {"content": None}, {"content": []}, {"content": "yes"}, other)
     for logprobs in cases:
-        error = read(CHAT_DECISIONS, (RIGHT,), completion([], logprobs=logprobs)).answers[0].error
+        error = read(CHATS[0], (RIGHT,), completion([], logprobs=logprobs)).answers[0].error
         assert "the server returned no log probabilities" in str(error), logprobs
     for wrong in (None, "x", True, 0.1, math.nan, math.inf, [1]):
         top = [{"token": "yes", "logprob": wrong}, {"token": "no", "logprob": -0.1}]
         with pytest.raises(Malformed, match="no valid log probability"):
-            read(CHAT_DECISIONS, (RIGHT,), completion([], logprobs={"content": [{"token": "no", "logprob": -0.1, "top_logprobs": top}]}))
+            read(CHATS[0], (RIGHT,), completion([], logprobs={"content": [{"token": "no", "logprob": -0.1, "top_logprobs": top}]}))
 
 
 def test_more_probability_than_one_is_an_error() -> None:

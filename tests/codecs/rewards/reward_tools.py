@@ -19,7 +19,7 @@ from qreward.transport.backend import HttpBackend
 
 
 def call(operation: Operation, items: list[Any], **params: Any) -> WireRequest:
-    return WireRequest(operation, "m", operation.validate(items), params, None)
+    return WireRequest(operation, "m", list(map(operation.item, items)), params, None)
 
 
 async def ask(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None, *, rooted: bool = False) -> Answer | Failure:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from aiohttp import web
+from shared_tools import serving
 
 from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
@@ -82,15 +83,8 @@ class Acme:
         self.lists.append(len(body["texts"]))
         return web.json_response({"rewards": [float(len(text)) for text in body["texts"]]})
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        runner = web.ServerRunner(web.Server(self.serve))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
+    def running(self) -> AbstractAsyncContextManager[str]:
+        return serving(self.serve)
 
 
 async def test_its_name_is_a_kind_of_endpoint_and_its_server_gives_scores_in_lists() -> None:
@@ -118,7 +112,7 @@ def test_a_reply_in_another_form_than_the_codec_expects_is_no_answer() -> None:
     ]
     for route, items, bodies in replies:
         codec = registry.codec_of("acme", registry.SCORE, RewardModel(route=route or None))  # type: ignore[arg-type]
-        call = WireRequest(codec, "rm", registry.SCORE.validate(items), {}, None)
+        call = WireRequest(codec, "rm", list(map(registry.SCORE.item, items)), {}, None)
         for body in bodies:
             with pytest.raises((Malformed, EmbeddedError), match="another form than AcmeAspects expects" if route else None):
                 codec.decode(body, call)

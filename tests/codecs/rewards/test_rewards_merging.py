@@ -12,30 +12,31 @@ from hypothesis import strategies as st
 from reward_tools import call, codec, written
 from shared_tools import each
 
-from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore, share
 from qreward.codecs.rewards.base import BAD_ITEM_STATUSES, MergeLimits, Operation, Pair, splits, tokens_in
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.scoring.merge_spec import MergeSpec
 from qreward.settings.policies import RewardModel
 
 K = FailureKind
 
 
-def key(*items: Any, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
-    return SCORE.merge_key(WireRequest(SCORE, model, SCORE.validate(list(items)), params, headers))
+def key(item: Any, operation: Operation = SCORE, *, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
+    spec = MergeSpec(operation, model, {}, headers, params)
+    return spec.key(spec.call(item))
 
 
 def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
-    assert key("a") == key("b", "c")
+    assert key("a") == key("b")
     assert key("a", priority=0, user="x") == key("b", user="x", priority=0), "the order of parameters means nothing"
     assert key("a", headers={"X-A": "1"}) == key("b", headers={"x-a": "1"})
     assert key(("q", "a")) == key(["q", "a"]) == key(Pair("p", "b", label=[1]))
-    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
-    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
-    assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))
+    assert key("a", RERANK, query="q") == key("b", RERANK, query="q")
+    assert key("a", RERANK, query="q") != key("a", RERANK, query="r")
+    assert key("a", EMBED) != key([1], EMBED)
 
 
 @each(
@@ -46,7 +47,7 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
         key("a", headers={"X-A": "1"}),
         key(("q", "a")),
         key([{"role": "user", "content": "a"}]),
-        CLASSIFY.merge_key(WireRequest(CLASSIFY, "m", ["a"], {}, None)),
+        key("a", CLASSIFY),
     ],
 )
 def test_calls_that_differ_in_anything_else_go_apart(other: Any) -> None:
@@ -163,21 +164,19 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
 @each(
     "operation, given, message",
     [
-        (SCORE, [], "empty"),
-        (SCORE, "text", "a str"),
-        (SCORE, [("q", "a"), 7], "item 1: an item to score must be .* not a int"),
-        (SCORE, [("q", 7)], "item 0: the response is a int"),
-        (SCORE, [("a", "b", "c")], "a tuple of 3"),
-        (SCORE, [Pair("q", None)], "item 0: the response is None"),  # type: ignore[arg-type]
-        (SCORE, [{"prompt": "q"}], "'prompt' and 'response'"),
-        (SCORE, [[]], "messages is empty"),
-        (SCORE, [{"messages": "x"}], "messages is a text"),
-        *((EMBED, [wrong], "item 0") for wrong in ("", [], [1, "a"], [True], None)),
+        (SCORE, 7, "an item to score must be .* not a int"),
+        (SCORE, ("q", 7), "the response is a int"),
+        (SCORE, ("a", "b", "c"), "a tuple of 3"),
+        (SCORE, Pair("q", None), "the response is None"),  # type: ignore[arg-type]
+        (SCORE, {"prompt": "q"}, "'prompt' and 'response'"),
+        (SCORE, [], "messages is empty"),
+        (SCORE, {"messages": "x"}, "messages is a text"),
+        *((EMBED, wrong, "input is None|must be a text") for wrong in ("", [], [1, "a"], [True], None)),
     ],
 )
-def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:
+def test_a_wrong_item_is_refused_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        operation.validate(given)
+        operation.item(given)
 
 
 def test_a_number_of_choices_that_cannot_be_counted_is_refused() -> None:

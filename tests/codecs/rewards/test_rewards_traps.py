@@ -209,7 +209,7 @@ def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> N
 
 
 def test_openrlhf_is_sent_query_prompts_and_labels_of_one_length() -> None:
-    asked = WireRequest(SCORE, "m", SCORE.validate([("q", "a"), {"prompt": "p", "response": "b", "label": "42"}, "ready"]), {}, None)
+    asked = WireRequest(SCORE, "m", list(map(SCORE.item, [("q", "a"), {"prompt": "p", "response": "b", "label": "42"}, "ready"])), {}, None)
     assert written("openrlhf", asked) == {
         "model": "server-name",
         "query": ["qa", "pb", "ready"],

@@ -4,16 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from calls_watch import Watch
 
+from qreward.functions.config import ScheduleConfig
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Adapting, Breaking, Call, CallFailure, Function, FunctionOptions, Hedging, Pause, Rate, Try
+from qreward.scheduler.functions.state import Adapting, Call, CallFailure, Function, Try
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.task import Attempt
 
 __all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "Driver", "FunctionOptions", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+
+
+class Pause(NamedTuple):
+    base: float
+    cap: float
+
+
+class Rate(NamedTuple):
+    size: int
+    window: float
+
+
+class Hedging(NamedTuple):
+    after: float | None  # None: the quantile
+    quantile: float
+    most: int
+    share: float
+
+
+class Breaking(NamedTuple):
+    threshold: int
+    recovery: float
+
+
+class FunctionOptions(NamedTuple):
+    """The settings of a function in groups, with short names."""
+
+    level: int = 5
+    timeout: float | None = None
+    retries: int = 0
+    pause: Pause = Pause(1.0, 60.0)
+    parallel_tries: int = 1
+    most: int | None = None
+    rate: Rate | None = None
+    hedging: Hedging | None = None
+    breaking: Breaking | None = None
+    adapting: Adapting | None = None
+    paced: bool = True
+    noted: bool = False
+    keyed: bool = False
+
+    def settings(self) -> SimpleNamespace:
+        """The same with the names of ``ScheduleConfig``, and as ``groups``."""
+        found: dict[str, Any] = {"priority": self.level, "timeout": self.timeout, "retry_times": self.retries, "debug": self.noted}
+        found |= {"retry_interval": self.pause.base, "retry_max_interval": self.pause.cap, "speed_up_max_multiply": self.parallel_tries}
+        found |= {"max_concurrency": self.most, "key_func": len if self.keyed else None, "adaptive_limit": self.adapting is not None}
+        if self.rate is not None:
+            found |= {"limit_size": self.rate.size, "limit_window": self.rate.window}
+        if self.hedging is not None:
+            after = f"p{100 * self.hedging.quantile:g}" if self.hedging.after is None else self.hedging.after
+            found |= {"hedged_request_time": after, "hedged_request_max_times": self.hedging.most}
+            found |= {"hedged_request_proportion": self.hedging.share}
+        if self.breaking is not None:
+            found |= {"circuit_breaker_threshold": self.breaking.threshold, "circuit_breaker_recovery": self.breaking.recovery}
+        if self.adapting is not None:
+            least, most, errors, seconds = self.adapting
+            found |= {"adaptive_limit_min": least, "adaptive_limit_max": most}
+            found |= {"adaptive_error_threshold": errors, "adaptive_latency_threshold": seconds}
+        return SimpleNamespace(**ScheduleConfig().snapshot() | found, groups=self)
+
 
 AT_ONCE = Pause(0.0, 0.0)
 TOO_MANY_TICKS = 1000
@@ -47,7 +109,8 @@ class Driver:
 
     def function(self, name: str = "f", *, keyed: bool = False, **options: Any) -> Function:
         """A function of the pool, with these options."""
-        function = Function(name, self.scheduler.group, FunctionOptions(**options), keyed=keyed)
+        function = Function(name, FunctionOptions(**options, keyed=keyed).settings())
+        self.scheduler.add(function)
         self.watch.functions.append(function)
         return function
 
@@ -55,7 +118,8 @@ class Driver:
 
     def call(self, function: Function, key: Hashable = None, **options: Any) -> Call:
         """Call a function with its options, of which some are replaced."""
-        call = Call(function, key, function.options._replace(**options), None)
+        groups = function.options.groups._replace(**options)
+        call = Call(function, key, groups.settings(), None, paced=groups.paced)
         self.watch.submit(call)
         self.scheduler.submit(self.now, call)
         self._after()
@@ -72,8 +136,8 @@ class Driver:
 
     def change(self, function: Function, **options: Any) -> None:
         """Set other options while it is in use."""
-        rate = function.options.rate
-        function.options = function.options._replace(**options)
+        rate = function.options.groups.rate
+        function.options = function.options.groups._replace(**options).settings()
         self.watch.changed(self.now, function, 0.0 if rate is None else rate.window)
         self.scheduler.changed(self.now, function)
         self._after()

@@ -44,13 +44,12 @@ class Watch:
         self._paid: Counter[Function] = Counter()
         self._all_hedges: Counter[Function] = Counter()
         self._now = 0.0
-        self.starting = True  # the engine starts what is sent
 
     # what goes in
 
     def submit(self, call: Call) -> None:
         self.open[call] = None
-        hedging = call.function.options.hedging
+        hedging = call.function.options.groups.hedging
         self._paid[call.function] += hedging.share if hedging is not None else 0  # type: ignore[assignment]
 
     def event(self, now: float, attempt: Attempt, outcome: Any) -> None:
@@ -82,7 +81,7 @@ class Watch:
     def changed(self, now: float, function: Function, window: float) -> None:
         """What is older than the window was, or began without one, may be forgotten."""
         for where, starts in self._starts.items():
-            while where[0] is function and starts and (starts[0] + window <= now or function.options.rate is None):
+            while where[0] is function and starts and (starts[0] + window <= now or function.options.groups.rate is None):
                 starts.popleft()
 
     # what comes out
@@ -116,7 +115,6 @@ class Watch:
         call = _call(attempt)
         where = call.function, call.key
         self.trace.append((now, "send", call.number, attempt.hedge))
-        attempt.started = self.starting  # type: ignore[attr-defined]
         assert attempt not in self.live
         assert attempt.sent_at == now
         assert call not in self.finished, "a call that has ended is tried"
@@ -128,11 +126,13 @@ class Watch:
         if attempt.hedge:
             self._check_hedge(call, beside)
         else:
-            allowed = min(call.options.parallel_tries, 1 + self._streak[call])
+            allowed = min(call.options.groups.parallel_tries, 1 + self._streak[call])
             assert sum(not other.hedge for other in beside) < max(1, allowed), "too many tries abreast"
         self._begun[call] += 1
-        paid = self._failures[call] if call.options.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
-        assert self._begun[call] - self._hedges[call] <= 1 + min(call.options.retries, paid), "too many retries"
+        paid = (
+            self._failures[call] if call.options.groups.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
+        )
+        assert self._begun[call] - self._hedges[call] <= 1 + min(call.options.groups.retries, paid), "too many retries"
         breaker = call.key_state.breaker
         assert breaker is None or breaker.trusts(call), "a call is tried although the breaker is open"
         self.live[attempt] = None
@@ -140,17 +140,17 @@ class Watch:
         self.sends.append((now, attempt))
 
     def _check_rate(self, now: float, call: Call, starts: deque[float]) -> None:
-        rate = call.function.options.rate
+        rate = call.function.options.groups.rate
         if rate is None:
             starts.clear()
             return
         while starts and starts[0] + rate.window <= now:
             starts.popleft()
-        assert len(starts) < rate.size or not call.options.paced, f"{len(starts) + 1} starts in {rate.window} s"
+        assert len(starts) < rate.size or not call.options.groups.paced, f"{len(starts) + 1} starts in {rate.window} s"
         starts.append(now)
 
     def _check_hedge(self, call: Call, beside: list[Attempt]) -> None:
-        hedging, function = call.options.hedging, call.function
+        hedging, function = call.options.groups.hedging, call.function
         assert hedging is not None
         assert beside, "a hedge of nothing"
         self._hedges[call] += 1
@@ -158,7 +158,7 @@ class Watch:
         self._all_hedges[function] += 1
         assert self._all_hedges[function] <= HEDGES_AT_ONCE + self._paid[function] + ROUNDING, "more hedges than calls have paid for"
         assert not call.key_state.queue, "a hedge although somebody waits for the key"
-        assert not self.scheduler.group.ready, "a hedge although somebody waits for room"
+        assert not self.scheduler.ready, "a hedge although somebody waits for room"
 
     def _cancelled(self, now: float, attempt: Attempt) -> None:
         call = _call(attempt)
@@ -202,15 +202,22 @@ class Watch:
             for call in waiting:
                 only_room = call.key_state.rate_limit is None and call.key_state.closed_until <= now
                 assert (
-                    attempt.hedge or not (call.key_state is went.key_state or only_room) or went.rank <= call.rank or not went.options.paced
+                    attempt.hedge
+                    or not (call.key_state is went.key_state or only_room)
+                    or went.rank <= call.rank
+                    or not went.options.groups.paced
                 ), "somebody was overtaken"
 
     def _check_counts(self) -> None:
-        group = self.scheduler.group
+        group = self.scheduler
         assert group.inflight == len(self.live)
-        most = min((function.options.most for function in self.functions if function.options.most is not None), default=inf)
+        most = min((function.options.groups.most for function in self.functions if function.options.groups.most is not None), default=inf)
         assert group.limit <= most
-        adapting = [function.options.adapting for function in self.functions if function.options.rate is None and function.options.adapting]
+        adapting = [
+            function.options.groups.adapting
+            for function in self.functions
+            if function.options.groups.rate is None and function.options.groups.adapting
+        ]
         assert bool(adapting) == (group.adaptive is not None)
         if adapting:
             assert min(most, *(limits.least for limits in adapting)) <= group.limit <= max(limits.most for limits in adapting)
@@ -218,7 +225,7 @@ class Watch:
             for key, key_state in function.keys.items():
                 assert key_state.inflight == self.inflight[function, key]
                 if key_state.rate_limit is not None:
-                    assert key_state.rate_limit.size <= function.options.rate.size  # type: ignore[union-attr]
+                    assert key_state.rate_limit.size <= function.options.groups.rate.size  # type: ignore[union-attr]
             assert function.hedges_left >= 0
         timers = self.scheduler._timers
         assert len(timers) == sum(call in timers for call in self.open), "the timers hold something dead, or lost something"
@@ -235,26 +242,23 @@ class Watch:
             assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"
         for key_state in self.key_states():
             assert key_state.calls == calls[key_state]
-            assert key_state.resting or not key_state.idle or not key_state.function.keyed, "a key that nobody uses is never forgotten"
             assert len(key_state.queue) == sum(call.key_state is key_state and call in key_state.queue for call in self.open), (
                 "a line holds something dead"
             )
 
     def _check_heaps(self) -> None:
         heaps: list[IndexedHeap[Any]] = [
-            self.scheduler.group.ready,
+            self.scheduler.ready,
             self.scheduler._wakes,
             self.scheduler._timers,
             *(key_state.queue for key_state in self.key_states()),
         ]
         for heap in heaps:
             assert len(heap._heap) <= 2 * len(heap) + SWEEP
-        for function in self.functions:
-            assert len(function._resting) <= len(function.keys)
 
     def _check_nobody_waits_in_vain(self, now: float, wake: float) -> None:
         """Work conservation, exact wake times, and deadlines."""
-        group = self.scheduler.group
+        group = self.scheduler
         for key_state in self.key_states():
             first = key_state.queue.first()
             if first is None:
@@ -272,7 +276,7 @@ class Watch:
         assert not self.open, f"{len(self.open)} calls have no end"
         assert not self.live, f"{len(self.live)} tries are left"
         assert self.scheduler.next_wake() is None, "there is nothing to wake for"
-        assert not self.scheduler.group.inflight
+        assert not self.scheduler.inflight
         assert all(key_state.idle for key_state in self.key_states())
 
 

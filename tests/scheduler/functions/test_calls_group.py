@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calls_driver import Driver, Hedging, Rate
+from calls_driver import Driver, Rate
 
 from qreward.scheduler.queue import AGEING
 
@@ -89,15 +89,3 @@ def test_a_call_that_comes_while_a_tick_is_overdue_overtakes_no_other() -> None:
     low = driver.call(g, level=9)
     assert driver.begun(high) == [1.5]
     assert not driver.begun(low)
-
-
-def test_one_that_is_not_paced_is_hedged_after_those_that_are_have_gone() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 10.0), hedging=Hedging(0.5, 0.0, 1, 1.0))
-    hasty = driver.call(f, paced=False)
-    waits = driver.call(f)
-    driver.wait(9.9)
-    assert len(driver.begun(hasty)) == 1
-    driver.wait(1.0)
-    assert driver.begun(waits)[0] == 10.0
-    assert len(driver.begun(hasty)) == 2

@@ -19,9 +19,9 @@ def rounds(limit: AimdLimit, count: int, *, failing: float = 0.0, seconds: float
         for number in range(size):
             limit.wanted |= wanted
             if number < failing * size:
-                limit.failed(now + 1, now)
+                limit.ended(now + 1, now, None)
             else:
-                limit.ok(now + 1, now, seconds)
+                limit.ended(now + 1, now, seconds)
         now += 1
     return now
 
@@ -63,25 +63,25 @@ def test_new_settings_apply_from_the_next_try_on_even_if_the_bounds_are_as_befor
 
 def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
     limit = AimdLimit(TERMS, 32)
-    assert [limit.failed(1.0, 0.0) for _ in range(32)] == [False] * 31 + [True], "it says that it has changed"
+    assert [limit.ended(1.0, 0.0, None) for _ in range(32)] == [False] * 31 + [True], "it says that it has changed"
     assert limit.limit == 16
-    assert not any(limit.failed(1.5, 0.9) for _ in range(100))
+    assert not any(limit.ended(1.5, 0.9, None) for _ in range(100))
     assert limit.limit == 16
     for _ in range(100):
         limit.wanted = True
-        assert not limit.ok(1.5, 0.9, 0.1)
+        assert not limit.ended(1.5, 0.9, 0.1)
     assert limit.limit == 16
     for _ in range(16):
-        limit.failed(1.5, 1.0)
+        limit.ended(1.5, 1.0, None)
     assert limit.limit == 8, "what began at the same moment counts"
     limit.wanted = True
-    assert [limit.ok(2.0, 1.5, 0.1) for _ in range(8)] == [False] * 7 + [True]
+    assert [limit.ended(2.0, 1.5, 0.1) for _ in range(8)] == [False] * 7 + [True]
     assert limit.limit == 9
     for _ in range(9):
-        limit.ok(3.0, 2.0, 0.1)
+        limit.ended(3.0, 2.0, 0.1)
     assert limit.limit == 9
     for _ in range(9):
-        limit.failed(3.5, 2.5)
+        limit.ended(3.5, 2.5, None)
     assert limit.limit == 4, "a round without a change begins no other limit"
 
 
@@ -94,7 +94,7 @@ def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
     assert limit.limit == 8
     limit.wanted = True
     for _ in range(8):
-        limit.ok(3.0, 2.5, 0.1)
+        limit.ended(3.0, 2.5, 0.1)
     assert limit.limit == 9
     assert limit.overloaded(3.5, 2.5), "what began under a lower limit counts even more"
     assert limit.limit == 4
@@ -112,10 +112,10 @@ def test_it_never_goes_above_what_is_set() -> None:
 def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
     limit = AimdLimit(TERMS, 32)
     for _ in range(16):
-        limit.failed(1.0, 0.0)
+        limit.ended(1.0, 0.0, None)
     assert adapted(limit, TERMS, 99.0, inf) is limit
     for _ in range(16):
-        limit.failed(1.0, 0.0)
+        limit.ended(1.0, 0.0, None)
     assert limit.limit == 16, "the same terms begin nothing anew"
     limit = AimdLimit(TERMS, 32)
     assert adapted(limit, TERMS._replace(most=20), 99.0, inf) is limit

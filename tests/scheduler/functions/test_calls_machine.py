@@ -51,7 +51,10 @@ class Machine(RuleBasedStateMachine):
     def begin(self, seed: int, first: FunctionOptions, second: FunctionOptions) -> None:
         self.driver = Driver(Random(seed))
         self.over: list[Attempt] = []
-        self.functions = [self.driver.function("one", **first._asdict()), self.driver.function("many", keyed=True, **second._asdict())]
+        self.functions = [
+            self.driver.function("one", **first._asdict()),
+            self.driver.function("many", **second._asdict() | {"keyed": True}),
+        ]
 
     # callers
 
@@ -114,7 +117,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(first=st.booleans(), other=options)
     def change(self, first: bool, other: FunctionOptions) -> None:
-        self.driver.change(self.functions[first], **other._asdict())
+        function = self.functions[first]
+        self.driver.change(function, **other._asdict() | {"keyed": function.keyed})
 
     @rule(first=st.booleans())
     def reset(self, first: bool) -> None:

@@ -67,7 +67,7 @@ def test_the_limit_of_the_group_falls_when_tries_fail_are_slow_time_out_or_are_t
                 driver.stopped(attempt)
         else:
             run(driver, f, 32, ok=what == "slow")
-        assert driver.scheduler.group.limit == 16, what
+        assert driver.scheduler.limit == 16, what
         driver.calls(100, f)
         assert len(driver.under_way()) == 16, what
 
@@ -80,7 +80,7 @@ def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_
     limit = f.keys["a"].rate_limit
     assert limit is not None
     assert limit.size == 10
-    assert driver.scheduler.group.limit == float("inf")
+    assert driver.scheduler.limit == float("inf")
     driver.wait(10.0)
     calls = [driver.call(f, "a") for _ in range(50)]
     assert sum(bool(driver.begun(call)) for call in calls) == 10

@@ -65,7 +65,7 @@ def test_a_call_keeps_its_own_number_of_retries_and_its_timeout() -> None:
 def test_adapting_may_begin_and_end() -> None:
     driver = Driver()
     f = driver.function(most=40)
-    group = driver.scheduler.group
+    group = driver.scheduler
     driver.change(f, adapting=Adapting(2, 10, 0.3, None))
     assert group.limit == 10
     driver.change(f, adapting=Adapting(20, 30, 0.3, None))
@@ -86,18 +86,18 @@ def test_of_several_that_adapt_a_group_the_strictest_is_heard_whatever_their_ord
         driver = Driver()
         for number, adapting in enumerate(order):
             driver.function(str(number), adapting=adapting)
-        assert driver.scheduler.group.limit == 7
-        assert driver.scheduler.group.adaptive is not None
-        assert driver.scheduler.group.adaptive.config == Adapting(1, 7, 0.3, 0.5)
+        assert driver.scheduler.limit == 7
+        assert driver.scheduler.adaptive is not None
+        assert driver.scheduler.adaptive.config == Adapting(1, 7, 0.3, 0.5)
 
 
 def test_a_function_that_joins_a_group_does_not_make_it_forget_the_limit_it_found() -> None:
     driver = Driver()
     f = driver.function(most=32, adapting=Adapting(2, 500, 0.3, None))
     driver.fail(driver.call(f), overloaded=True)
-    assert driver.scheduler.group.limit == 16
+    assert driver.scheduler.limit == 16
     driver.function("g")
-    assert driver.scheduler.group.limit == 16
+    assert driver.scheduler.limit == 16
 
 
 # reset
@@ -112,7 +112,7 @@ def test_a_reset_forgets_counts_breakers_rates_and_limits_that_moved_and_starts_
     driver.fail(driver.call(g), overloaded=True)
     driver.reset(f)
     assert (f.counters.calls, f.counters.tries, f.quantiles.count, f.hedges_left) == (0, 0, 0, HEDGES_AT_ONCE)
-    assert driver.scheduler.group.limit == 32
+    assert driver.scheduler.limit == 32
     assert driver.begun(driver.call(f))
     driver.calls(3, f)
     assert len(driver.under_way()) == 2

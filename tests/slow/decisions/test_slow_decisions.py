@@ -18,10 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 from server_models import module
 
 from qreward.codecs.decisions.base import Dialect, labels_of
-from qreward.codecs.decisions.chat import CHAT_DECISIONS
-from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
-from qreward.codecs.decisions.operation import DIALECTS, PROBE
+from qreward.codecs.decisions.dialects import CHATS, DIALECTS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
+from qreward.codecs.decisions.operation import PROBE
 from qreward.decisions import Choice, Decision, Question, Score, YesNo
+from qreward.settings.policies import Endpoint
 
 pytestmark = pytest.mark.timeout(900)  # the first test downloads the wheels
 DESCRIBED = YesNo("Is it polite?", yes="no insult in it", no="one insult or more")
@@ -189,12 +189,12 @@ def test_generative_scoring_takes_our_request_and_we_read_its_answer() -> None:
 
 def test_chat_requests_and_answers_are_those_of_openai() -> None:
     for question in ALL_QUESTIONS:
-        body = body_of(CHAT_DECISIONS, [question])
+        body = body_of(CHATS[0], [question])
         assert consumed(TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(body)) == body
         tokens = [(label, number * MASS) for label, number in zip(labels_of(question), numbers_for(question), strict=True)]
         rest = [(f"word{at}", (1 - MASS) / 20) for at in range(20)]
         model = ChatCompletion.model_validate(completion([*tokens, *rest]))
-        check_answers(CHAT_DECISIONS, (question,), model.model_dump_json().encode())
+        check_answers(CHATS[0], (question,), model.model_dump_json().encode())
 
 
 # which dialect a server takes
@@ -221,7 +221,7 @@ def test_each_server_takes_the_probe_in_its_own_dialects_only() -> None:
 
 
 def probe(name: str) -> dict[str, Any]:
-    return body_of(DIALECTS[name], PROBE.questions, PROBE.input)
+    return body_of(DIALECTS[name](Endpoint("http://a"))[0], PROBE.questions, PROBE.input)
 
 
 def test_no_server_takes_a_question_of_the_other_for_one_of_its_own() -> None:

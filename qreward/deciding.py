@@ -1,43 +1,102 @@
-"""The requests of ``decide`` and ``batch_decide``. A decision with more questions than a server accepts is sent in several requests."""
+"""The decisions of a client: the dialect of each endpoint, and decisions with more questions than a server accepts, which are divided."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput
-from qreward.codecs.decisions.operation import Decide
-from qreward.decisions import Decision, DecisionAnswer, Question, check_questions
+from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect
+from qreward.codecs.decisions.operation import PROBE, Decide
+from qreward.decisions import AnswerTable, Decision, DecisionAnswer, check_questions
+from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter
+from qreward.engine.driver import LoopDriver
+from qreward.engine.instrumentation import LOG
+from qreward.engine.single import Single
 from qreward.engine.snapshots import ItemTallies, result_of
-from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
-from qreward.options import Arguments, preparer
-from qreward.records import AttemptRecord, Usage, added
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
+from qreward.options import Arguments, preparer, request_options
+from qreward.records import AttemptRecord, added
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task
+from qreward.settings.policies import Endpoint
+
+T = TypeVar("T")
 
 REFUSED = "refused"
 """The ``outcome`` of an attempt whose request the server rejected as wrong (400, 413, 422 or a content filter). If the input is too long,
 the attempt has another ``outcome``."""
+TIMEOUT = 10.0
+"""Maximum seconds for the small decision that shows a dialect."""
+MOST_MODELS = 4096
+"""Maximum number of models in ``DialectFinder.most``. There is a limit because callers may use any number of names of models."""
 
-Outcome = Decision | QRewardError
-T = TypeVar("T")
+
+class DialectFinder:
+    """Finds and remembers the dialects of a client's endpoints. ``most`` has the largest number of questions in a request that all
+    endpoints of a model accept, and ``works`` whether its servers answer with probabilities, as far as it is known."""
+
+    def __init__(self) -> None:
+        self.decide = Decide(self._learned)
+        self.most: dict[str, int] = {}
+        self.works: dict[str, bool] = {}
+        self._asked: dict[tuple[LoopDriver, str], asyncio.Task[None]] = {}
+
+    def changed(self) -> None:
+        """Forget what is known of models, because endpoints or routes have changed."""
+        self.most.clear()
+        self.works.clear()
+
+    def _learned(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+        self.most.clear()
+        LOG.debug("endpoint %r, model %r: speaks the dialect %r of decisions", endpoint.name, model, dialect.name)
+
+    def most_questions(self, pool: Pool, model: str) -> int:
+        known = self.most.get(model)
+        return self.decide.most_questions(_endpoints_of(pool), model) if known is None else known
+
+    async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None, *, works: bool = False) -> None:
+        """Send a small decision, unless an endpoint has shown its dialect, and wait for it, at most ``seconds`` or ``TIMEOUT``. Concurrent
+        calls share it. The other endpoints show their dialect with their first decision. ``works`` sends it until ``works`` is known."""
+        endpoints, key = _endpoints_of(pool), (driver, model)
+        if (works and model not in self.works) or not any(self.decide.is_certain(endpoint, model) for endpoint in endpoints):
+            if key not in self._asked:
+                task = self._asked[key] = driver.loop.create_task(self._ask(driver, pool, model), context=Context())
+                task.add_done_callback(report_error)
+                task.add_done_callback(lambda _: self._asked.pop(key, None))
+            await asyncio.wait([self._asked[key]], timeout=min(TIMEOUT, inf if seconds is None else seconds))
+        if any(self.decide.is_certain(endpoint, model) for endpoint in endpoints):
+            if len(self.most) >= MOST_MODELS:
+                self.most.clear()
+            self.most[model] = self.decide.most_questions(endpoints, model)
+
+    async def _ask(self, driver: LoopDriver, pool: Pool, model: str) -> None:
+        waiter, options = Single(driver), request_options({}, TIMEOUT)
+        result = await waiter.result(options.task(WireRequest(self.decide, model, PROBE, {}, None), pool, waiter, 0))
+        if len(self.works) >= MOST_MODELS:
+            self.works.clear()
+        if result.error is None or isinstance(result.error, BadRequest | InvalidResponse):
+            self.works[model] = result.ok and not result.value.errors
+            LOG.info("model %r: its servers %s decisions with probabilities", model, "answer" if self.works[model] else "do not answer")
 
 
-def questions_of(call: WireRequest) -> tuple[Question, ...]:
-    questions: tuple[Question, ...] = call.inputs.questions
-    return questions
+def _endpoints_of(pool: Pool) -> list[Endpoint]:
+    return [cast("Endpoint", source.handle) for source in tuple(pool.sources)]
 
 
 def divided(call: WireRequest, most: int) -> list[WireRequest]:
     """Divide a request into parts of about the same size with at most ``most`` questions each. The order of the questions is kept."""
-    questions = questions_of(call)
+    questions = call.inputs.questions
     if len(questions) <= most:
         return [call]
     return [
@@ -55,44 +114,24 @@ def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
 
 def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRecord], most: int) -> list[WireRequest]:
     """Divide a request that failed, so that in the end only the invalid question fails."""
-    count = len(questions_of(call))
-    if count < 2 or not isinstance(error, BadRequest):
-        return []
-    if error.status_code is None or (attempts and attempts[-1].outcome == REFUSED):
-        return divided(call, min(most, (count + 1) // 2))
-    return []
+    count = len(call.inputs.questions)
+    wrong = isinstance(error, BadRequest) and (error.status_code is None or (attempts and attempts[-1].outcome == REFUSED))
+    return divided(call, min(most, (count + 1) // 2)) if count > 1 and wrong else []
 
 
-def joined(calls: Sequence[WireRequest], outcomes: Sequence[Outcome]) -> Outcome:
+def joined(calls: Sequence[WireRequest], outcomes: Sequence[DecisionReply | QRewardError]) -> DecisionReply | QRewardError:
     """Join the outcomes of all parts into one decision. The questions of a failed part have the error of the part."""
-    answers: list[DecisionAnswer] = []
-    model, usage = "", None
-    errors = [outcome for outcome in outcomes if isinstance(outcome, QRewardError)]
-    if len(errors) == len(outcomes):
-        return errors[0]
+    replies = [outcome for outcome in outcomes if isinstance(outcome, DecisionReply)]
+    tables = []
     for call, outcome in zip(calls, outcomes, strict=True):
         if isinstance(outcome, QRewardError):
-            answers += [DecisionAnswer(question, error=outcome) for question in questions_of(call)]
+            if not replies:
+                return outcome
+            questions = call.inputs.questions
+            tables.append(AnswerTable.of(questions, [outcome] * len(questions)))
         else:
-            answers += outcome.answers
-            model, usage = model or outcome.model, added(usage, outcome.usage)
-    return Decision(tuple(answers), model, usage)
-
-
-class JoinedAnswer:
-    """Holds a joined decision as the answer of a ``Result``."""
-
-    __slots__ = ("_decision", "usage")
-
-    def __init__(self, decision: Decision) -> None:
-        self._decision = decision
-        self.usage: Usage | None = decision.usage
-
-    def build(self) -> Decision:
-        return self._decision
-
-    def text(self) -> str:
-        return ""
+            tables.append(outcome.table)
+    return DecisionReply(AnswerTable.joined(tables), replies[0].model, reduce(added, [reply.usage for reply in replies]))
 
 
 def decision_preparer(
@@ -143,13 +182,12 @@ class DividedItem:
 
     def __init__(self, index: int, under_way: int = 0) -> None:
         self.index, self.under_way = index, under_way
-        self.ended: list[tuple[int, WireRequest, Result[Any]]] = []
+        self.ended: list[tuple[int, WireRequest, Result[Any], DecisionReply | QRewardError]] = []
         self.failed: list[AttemptRecord] = []
 
     def result(self) -> Result[Any]:
         """Return the result of the item. All requests of the item must have ended."""
-        _, calls, results = zip(*sorted(self.ended, key=lambda each: each[0]), strict=True)
-        outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
+        _, calls, results, outcomes = zip(*sorted(self.ended, key=lambda each: each[0]), strict=True)
         joint = joined(calls, outcomes)
         last = max(results, key=lambda each: (each.ok, each.latency))  # the last attempt of this result is the last attempt of the item
         others = [attempt for each in results if each is not last for attempt in each.attempts]
@@ -157,11 +195,11 @@ class DividedItem:
         queued = min(each.queued for each in results)
         if isinstance(joint, QRewardError):
             return Result(self.index, None, joint, last.endpoint, 0.0, queued, trail)
-        return Result(self.index, JoinedAnswer(joint), None, last.endpoint, last.latency, queued, trail)
+        return Result(self.index, joint, None, last.endpoint, last.latency, queued, trail)
 
 
 class DecisionBatch(BatchWaiter):
-    """Receives the outcome of each task of a batch of decisions. The other arguments are described at :class:`BatchWaiter`."""
+    """A batch of decisions. ``most`` returns the largest number of questions in a request."""
 
     _read_at_once = 1
 
@@ -188,7 +226,7 @@ class DecisionBatch(BatchWaiter):
             task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
             self._live[task] = None
             self._parts[task] = item, place
-            place += len(questions_of(call))
+            place += len(call.inputs.questions)
             tasks.append(task)
         item.under_way += len(tasks)
         return tasks
@@ -197,7 +235,7 @@ class DecisionBatch(BatchWaiter):
         self._live.pop(task, None)
         result = result_of(task, outcome, source, seconds)
         if result.error is None or not self._send_again(task, result):
-            self._end_task(task, result)
+            self._end_task(task, result, outcome.value if isinstance(outcome, Answer) else None)
         self._end_if_done()
 
     def _send_again(self, task: Task, result: Result[Any]) -> bool:
@@ -216,12 +254,12 @@ class DecisionBatch(BatchWaiter):
         self.driver.refill(self._feed, self._tasks(item, place, calls, left))
         return True
 
-    def _end_task(self, task: Task, result: Result[Any]) -> None:
+    def _end_task(self, task: Task, result: Result[Any], reply: DecisionReply | None = None) -> None:
         self._tallies.add_request(result)
         if task in self._parts:
             item, place = self._parts.pop(task)
             item.under_way -= 1
-            item.ended.append((place, task.payload, result))
+            item.ended.append((place, task.payload, result, reply or cast("QRewardError", result.error)))
             if item.under_way:
                 return
             result = item.result()

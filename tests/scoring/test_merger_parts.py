@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,8 @@ from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import make_source
 from qreward.scheduler.task import RequestOptions
 from qreward.scoring import sizing
-from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
+from qreward.scoring.merger import MergedItem, MergedRequest, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.policies import LoadBalanceStrategy
 
@@ -82,15 +83,18 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     source = pool.sources[0]
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
     spec = MergeSpec(SCORE, "m", {}, None, None)
-    queue = MergeQueue(pool, spec, LearnedLimits())
-    merger = SimpleNamespace(spec=spec, queue=queue)
+    engine = SimpleNamespace(lock=nullcontext(), clock=lambda: 0.0)
+    driver: Any = SimpleNamespace(
+        engine=engine, watch=None, waiters={}, loop=SimpleNamespace(call_soon=lambda _: None, is_closed=lambda: False)
+    )
+    merger = RequestMerger(driver, pool, spec, LearnedLimits(), attempts=3, most_waiting=None, idle=lambda: None)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
         for index in range(3)
     ]
-    queue.put(0.0, made, None, batch=False)
-    request = MergedRequest(pool, made[0].lane, merger)
-    assert queue.fill(2.5, request, source)
+    merger.put(made)
+    request = MergedRequest(pool, made[0].priority_class, merger)
+    assert merger.fill(2.5, request, source)
     assert [member.index for member in request.members] == [2]
-    assert queue.deadlines.due(2.5) == made[:2]
-    assert not queue.fill(9.0, MergedRequest(pool, made[0].lane, merger), source)
+    assert merger._collector.deadlines.due(2.5) == made[:2]
+    assert not merger.fill(9.0, MergedRequest(pool, made[0].priority_class, merger), source)

@@ -1,0 +1,545 @@
+"""The kinds of fake server: what they are made of, and the routes of OpenAI, vLLM, SGLang, TEI, OpenRLHF and NIM."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeVar
+
+from qreward.testing import openai_api
+from qreward.testing.admission import PromptCache
+from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
+from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of
+from qreward.testing.spec import FakeEndpoint
+from qreward.testing.synthetic_judge import softmax
+from qreward.testing.text import canonical, count_tokens, echo_text, encode
+
+JSON, PLAIN = "application/json", "text/plain"
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+_TEI_PERMITS = 512
+
+R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
+
+
+FAILURES = {
+    500: ("The server had an error while processing the request.", "server_error"),
+    503: ("The server is not ready.", "server_error"),
+}
+
+
+@dataclass(eq=False)
+class ErrorResponse(Exception):
+    """The server responds with an error. The response is not yet written in the format of the server, unless there is a ``body``."""
+
+    status: int
+    message: str
+    counted: str
+    type: str = "invalid_request_error"
+    code: str | int | None = None
+    ready_at: float | None = None
+    param: str | None = None
+    malformed: bool = False
+    body: bytes = b""
+
+
+class Job(NamedTuple):
+    """Holds a parsed request and the work that serves the request."""
+
+    model: str | None
+    digest: bytes
+    prompt: int
+    service: float
+    items: int = 1
+    length: int = 0
+    completion: int = 0
+    chat: ChatRequest | None = None
+    prompts: Sequence[bytes] = ()
+    body: Callable[[int | None], bytes] = lambda _cached: b""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion
+
+
+class ServerState(NamedTuple):
+    """Holds what the status routes of a server report: its settings and its present load."""
+
+    spec: FakeEndpoint
+    running: int  # items
+    waiting: int  # items
+    requests: int
+    cache: PromptCache | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.spec.scoring.labels or ("LABEL_0",)
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
+
+
+Route = Callable[["RouteCall"], Job]
+Status = Callable[[ServerState], str]
+
+
+@dataclass(frozen=True)
+class FakeServerKind:
+    routes: Mapping[str, Route]
+    error: Callable[[str, ErrorResponse], bytes]
+    status: Mapping[str, tuple[str, Status]]
+    health: frozenset[str] = frozenset({"/health"})
+    guarded: tuple[str, ...] = ("/",)
+    completion: Callable[..., dict[str, Any]] = openai_api.chat_completion
+    chunks: type[openai_api.Chunks] = openai_api.Chunks
+    unknown: str = "The model {model!r} does not exist."
+    failures: Mapping[int, tuple[str, str]] = field(default_factory=lambda: FAILURES)
+    full: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    wrong_method: int = 404
+    request_ids: bool = True
+    label: str = "LABEL_0"
+    invalid: int = 400
+    nan: tuple[int, str] | None = None
+    most_items: int | None = None
+    too_many: str = "a list must have 1 to {most} items, not {count}"
+    too_long: str = "This model's maximum context length is {most} tokens. However, you requested {tokens} tokens."
+    permits: bool = False
+
+
+class RouteCall:
+    """Holds one POST request. The function of a route receives a ``RouteCall``. All methods may raise :class:`ErrorResponse`."""
+
+    def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
+        self.kind = kind
+        self.path = path
+        self.body = body
+        self.spec = spec
+        self.labels = spec.scoring.labels or (kind.label,)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise self._malformed(str(error)) from None
+        if not isinstance(found, dict):
+            raise self._malformed("the body must be an object")
+        return found
+
+    def read(self, kind: type[R], body: bytes | None = None) -> R:
+        try:
+            return openai_api.read(kind, self.body if body is None else body)
+        except ValueError as error:
+            raise self._malformed(str(error)) from None
+
+    def chat(self) -> ChatRequest:
+        request = self.read(ChatRequest)
+        if not request.messages:
+            raise self.invalid("'messages' must not be empty")
+        return request
+
+    def _malformed(self, message: str) -> ErrorResponse:
+        return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=True)
+
+    def invalid(self, message: str) -> ErrorResponse:
+        return ErrorResponse(self.kind.invalid, message, "bad_request")
+
+    def job(self, items: list[Any], made: Callable[[int], Any], model: str | None = None) -> Job:
+        """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
+        prompt = sum(self._checked(items))
+        failure = None
+        if self.kind.nan is not None and any(is_nan(item) for item in items):
+            failure = ErrorResponse(*self.kind.nan, "backend")
+
+        def body(_cached: int | None) -> bytes:
+            if failure is not None:
+                raise failure
+            return encode(made(prompt))
+
+        service = self.spec.latency.base + self.spec.scoring.per_item * len(items)
+        return Job(model, sha256(canonical(items)).digest(), prompt, service, len(items), body=body)
+
+    def _checked(self, items: list[Any]) -> list[int]:
+        """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
+        kind, most, longest = self.kind, self.spec.scoring.max_items or self.kind.most_items, self.spec.scoring.max_tokens
+        if not items or (most is not None and len(items) > most):
+            raise self.invalid(kind.too_many.format(most=most, count=len(items)))
+        if kind.permits and len(items) > permits_of(self.spec):
+            raise ErrorResponse(429, "Model is overloaded", "rejected")
+        encoded = [canonical(item) for item in items]
+        if any(REFUSED.encode() in each for each in encoded):
+            raise self.invalid(f"an input holds {REFUSED}")
+        sizes = [count_tokens(each) for each in encoded]
+        if max(sizes) > longest:
+            raise ErrorResponse(
+                kind.invalid, kind.too_long.format(most=longest, more=longest + 1, tokens=max(sizes)), "bad_request", param="input_tokens"
+            )
+        return sizes
+
+
+def permits_of(spec: FakeEndpoint) -> int:
+    return spec.max_concurrency or _TEI_PERMITS
+
+
+def is_nan(item: Any) -> bool:
+    return NAN in encode(item).decode()
+
+
+def finite(values: list[float], item: Any) -> list[float | None]:
+    """Return the values of an item. If the item contains ``NAN``, each value is None (JSON null)."""
+    return [None] * len(values) if is_nan(item) else list(values)
+
+
+def listed(given: Any) -> list[Any]:
+    """Return the items of an input in OpenAI's format. A text is one item, and so is a list of numbers."""
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
+        return [given]
+    return given if isinstance(given, list) else []
+
+
+def inputs_of(call: RouteCall) -> list[Any]:
+    return [call.data["messages"]] if "messages" in call.data else listed(call.data.get("input"))
+
+
+def gauges(names: str, labels: str = "") -> Status:
+
+    def text(state: ServerState) -> str:
+        values = zip(names.split(), state.load, strict=False)
+        return "".join(f"# HELP {name} .\n# TYPE {name} gauge\n{name}{labels} {value}\n" for name, value in values)
+
+    return text
+
+
+def json_status(made: Callable[[ServerState], Any]) -> tuple[str, Status]:
+    return JSON, lambda state: encode(made(state)).decode()
+
+
+# OpenAI
+
+
+def chat_route(call: RouteCall) -> Job:
+    request, latency = call.chat(), call.spec.latency
+    encoded = canonical(request.messages)
+    digest = sha256(encoded).digest()
+    length = latency.draw(digest)
+    completion = length * (request.n or 1)
+    return Job(request.model, digest, count_tokens(encoded), latency.seconds(length), length=length, completion=completion, chat=request)
+
+
+def embeddings_job(call: RouteCall) -> Job:
+    request = call.read(EmbeddingsRequest)
+    items = request.items()
+    prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(request.input)).digest()
+    return Job(
+        request.model,
+        digest,
+        prompt,
+        call.spec.latency.base,
+        len(items),
+        body=lambda _cached: encode(openai_api.embeddings(request, prompt)),
+    )
+
+
+def completions_job(call: RouteCall) -> Job:
+    data = call.data
+    prompts, each = listed(data.get("prompt")), data.get("n") or 1
+
+    def made(prompt: int) -> Any:
+        texts = [echo_text(sha256(canonical(item)).digest()) for item in prompts for _ in range(each)]
+        choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
+        used = openai_api.usage(prompt, len(choices))
+        return {"id": "cmpl-1", "object": "text_completion", "model": data.get("model"), "choices": choices, "usage": used}
+
+    return call.job(prompts, made, data.get("model"))
+
+
+def moderations_job(call: RouteCall) -> Job:
+    data = call.data
+    given = data.get("input")
+    whole = isinstance(given, list) and all(isinstance(part, dict) for part in given)
+    items = [given] if whole else listed(given)
+    results = [{"flagged": score_of(item) > 0, "category_scores": {"harm": abs(score_of(item)) / 10}} for item in items]
+    return call.job(items, lambda _: {"id": "modr-1", "model": data.get("model"), "results": results}, data.get("model"))
+
+
+OPENAI = FakeServerKind(
+    routes={CHAT: chat_route, EMBEDDINGS: embeddings_job, COMPLETIONS: completions_job, "/v1/moderations": moderations_job},
+    error=lambda _path, error: openai_api.error(error.message, error.type, error.code),
+    status={"/v1/models": json_status(lambda state: openai_api.models(state.spec.models))},
+)
+
+
+# What vLLM and SGLang have in common
+
+
+def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = inputs_of) -> Route:
+
+    def serve(call: RouteCall) -> Job:
+        items, model = items_of(call), call.data.get("model")
+        rows = [{"index": index, **row(call, item)} for index, item in enumerate(items)]
+
+        def made(prompt: int) -> Any:
+            used = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
+            if call.spec.kind == "vllm":
+                used["completion_tokens_details"] = None
+            return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
+
+        return call.job(items, made, model)
+
+    return serve
+
+
+def class_row(call: RouteCall, item: Any, probs: list[float]) -> dict[str, Any]:
+    return {"label": call.labels[probs.index(max(probs))], "probs": finite(probs, item), "num_classes": len(probs)}
+
+
+_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": finite(logits_of(item, call.labels), item)})
+
+
+def vector_route(call: RouteCall) -> Job:
+    return _reward_vectors(call) if call.spec.scoring.reward_vectors else embeddings_job(call)
+
+
+# vLLM
+
+
+def _inputs(call: RouteCall) -> list[Any]:
+    items = inputs_of(call)
+    if "" in items:
+        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
+    return items
+
+
+_PAIRS = (("text_1", "queries"), ("text_2", "documents"))
+
+
+def _values(call: RouteCall, item: Any) -> list[float]:
+    logits = logits_of(item, call.labels)
+    return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
+
+
+def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
+    values = finite(_values(call, item), item)
+    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+
+
+def _pairs(call: RouteCall) -> list[Any]:
+    left, right = (listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
+    if len(left) not in (1, len(right)) or len(call.labels) > 1:
+        raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
+    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+
+
+def _rerank(call: RouteCall) -> Job:
+    data = call.data
+    items = [[data.get("query"), document] for document in listed(data.get("documents"))]
+    scores = [_values(call, item)[0] for item in items]
+    order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
+    ranked = [
+        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": finite([scores[at]], items[at])[0]}
+        for at in order
+    ]
+
+    def made(prompt: int) -> Any:
+        used = {"prompt_tokens": prompt, "total_tokens": prompt}
+        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
+
+    return call.job(items, made, data.get("model"))
+
+
+_VLLM = replace(
+    OPENAI,
+    routes={
+        **OPENAI.routes,
+        EMBEDDINGS: vector_route,
+        "/pooling": list_route(_pooling_row, _inputs),
+        "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item)), _inputs),
+        **dict.fromkeys(
+            ("/score", "/v1/score"),
+            list_route(lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs),
+        ),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
+    },
+    status={
+        **OPENAI.status,
+        "/metrics": (
+            PLAIN,
+            gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'),
+        ),
+    },
+    health=frozenset({"/health", "/ping"}),
+)
+
+
+# SGLang: errors have one format under /v1/, and a different format on the native routes
+
+
+def _sglang_classify(call: RouteCall) -> Job:
+    given = call.data["input_ids"] if "input_ids" in call.data else call.data.get("text")
+    items = listed(given)
+
+    def row(item: Any) -> Any:
+        meta = {"id": "1", "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": count_tokens(canonical(item))}
+        return {"embedding": finite(logits_of(item, call.labels), item), "meta_info": meta}
+
+    alone = isinstance(given, str) or items == [given]
+    return call.job(items, lambda _: row(items[0]) if alone else [row(item) for item in items])
+
+
+def _sglang_rerank(call: RouteCall) -> Job:
+    items = [[call.data.get("query"), document] for document in listed(call.data.get("documents"))]
+    rows = [{"score": finite([score_of(item)], item)[0], "document": item[1], "index": index} for index, item in enumerate(items)]
+    rows.sort(key=lambda row: row["score"] or 0.0, reverse=True)
+    return call.job(items, lambda _: rows, call.data.get("model"))
+
+
+def _sglang_error(path: str, error: ErrorResponse) -> bytes:
+    if not path.startswith("/v1/"):
+        return encode({"error": {"message": error.message}})
+    return encode({"object": "error", "message": error.message, "type": error.type, "param": None, "code": error.status})
+
+
+def _sglang_loads(state: ServerState) -> Any:
+    row = {"dp_rank": 0, "num_running_reqs": state.running, "num_waiting_reqs": state.waiting, "token_usage": 0.25}
+    row["max_running_requests"] = state.spec.max_concurrency or 256
+    return {"timestamp": "", "version": "0.5.23", "loads": [row]}
+
+
+_SGLANG = FakeServerKind(
+    routes={
+        CHAT: chat_route, COMPLETIONS: completions_job, EMBEDDINGS: vector_route, "/classify": _sglang_classify,
+        "/v1/rerank": _sglang_rerank,
+        "/v1/classify": list_route(lambda call, item: class_row(call, item, softmax(logits_of(item, call.labels)))),
+    },
+    error=_sglang_error,
+    status={
+        **OPENAI.status,
+        "/v1/loads": json_status(_sglang_loads),
+        "/metrics": (PLAIN, gauges("sglang:num_running_reqs sglang:num_queue_reqs sglang:token_usage", '{model_name="fake"}')),
+    },
+    health=frozenset({"/health", "/health_generate", "/ready"}),
+)  # fmt: skip
+
+
+# TEI: errors have one format on TEI's own routes, and a different format on the OpenAI routes
+
+_TEI_TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
+_TEI_ITEMS = 32
+
+
+def _by_score(rows: list[Any]) -> list[Any]:
+    return sorted(rows, key=lambda row: float(row["score"]), reverse=True)
+
+
+def _tei_predict(call: RouteCall) -> Job:
+    given: Any = call.data.get("inputs")
+    raw = call.data.get("raw_scores") is True
+    is_list = isinstance(given, list) and bool(given) and isinstance(given[0], list)
+    # ["t"] stands for the text "t"; ["q", "a"] stays a pair
+    items = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in (given if is_list else [given])]
+
+    def row(item: Any) -> Any:
+        logits = logits_of(item, call.labels)
+        pairs = zip(call.labels, logits if raw else probabilities_of(logits), strict=True)
+        return _by_score([{"score": score, "label": label} for label, score in pairs])
+
+    return call.job(items, lambda _: [row(item) for item in items] if is_list else row(items[0]))
+
+
+def _tei_rerank(call: RouteCall) -> Job:
+    raw = call.data.get("raw_scores") is True
+    items = [[call.data.get("query"), text] for text in call.data.get("texts") or []]
+    logits = [logits_of(item, ("",)) for item in items]
+    rows = [{"index": index, "score": (each if raw else probabilities_of(each))[0]} for index, each in enumerate(logits)]
+    return call.job(items, lambda _: _by_score(rows))
+
+
+def _tei_vectors(call: RouteCall) -> Job:
+    own = call.path == "/embed"
+    given = {"input": call.data.get("inputs")} if own else call.data
+    request = call.read(EmbeddingsRequest, encode({"model": "fake", **given}))
+
+    def made(prompt: int) -> Any:
+        found = openai_api.embeddings(request, prompt)
+        return [row["embedding"] for row in found["data"]] if own else found
+
+    return call.job(request.items(), made)
+
+
+def _tei_error(path: str, error: ErrorResponse) -> bytes:
+    name = _TEI_TYPES.get(error.status, "Backend")
+    if path.startswith("/v1/") or path == "/embeddings":
+        return encode({"message": error.message, "code": error.status, "type": name})
+    return encode({"error": error.message, "error_type": name})
+
+
+def _tei_info(state: ServerState) -> Any:
+    spec, names = state.spec, {str(position): name for position, name in enumerate(state.labels)}
+    return {
+        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": permits_of(spec),
+        "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
+        "max_client_batch_size": spec.scoring.max_items or _TEI_ITEMS, "auto_truncate": False, "version": "1.9.0",
+    }  # fmt: skip
+
+
+_TEI = FakeServerKind(
+    routes={
+        "/predict": _tei_predict,
+        "/rerank": _tei_rerank,
+        **dict.fromkeys(("/embed", "/v1/embeddings", "/embeddings"), _tei_vectors),
+    },
+    error=_tei_error,
+    status={"/info": json_status(_tei_info), "/metrics": (PLAIN, gauges("te_batch_next_size te_queue_size"))},
+    health=frozenset({"/health", "/ping", "/"}),
+    invalid=422,
+    nan=(424, "score is NaN"),
+    most_items=_TEI_ITEMS,
+    too_many="batch size {count} > maximum allowed batch size {most}",
+    too_long="`inputs` must have less than {most} tokens. Given: {tokens}",
+    permits=True,
+)
+
+
+# OpenRLHF has no status routes. NIM scores one chat and responds with a line of name:value pairs.
+
+
+def _openrlhf_rewards(call: RouteCall) -> Job:
+    queries = call.data.get("query")
+    lengths = {len(each) for each in (queries, call.data.get("prompts"), call.data.get("labels")) if isinstance(each, list)}
+    if not isinstance(queries, list) or len(lengths) != 1:
+        raise call.invalid("query, prompts and labels must be lists of one length")
+    rewards = [score_of(query) for query in queries]
+    made = {"rewards": rewards, "scores": [reward / 10 for reward in rewards], "extra_logs": {"length": list(map(len, queries))}}
+    return call.job(queries, lambda _: made)
+
+
+def _nim_chat(call: RouteCall) -> Job:
+    request = call.chat()
+    values = [math.nan if is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
+    content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
+    digest = sha256(canonical(request.messages)).digest()
+    return call.job(
+        [request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)), request.model
+    )
+
+
+SERVER_KINDS: Mapping[str, FakeServerKind] = {
+    "openai": OPENAI,
+    "vllm": _VLLM,
+    "sglang": _SGLANG,
+    "tei": _TEI,
+    "openrlhf": FakeServerKind(
+        routes={"/get_reward": _openrlhf_rewards},
+        error=lambda _path, error: b"Internal Server Error" if error.status == 500 else encode({"detail": error.message}),
+        status={},
+        health=frozenset(),
+        invalid=422,
+        nan=(500, ""),
+    ),
+    "nim": replace(OPENAI, routes={CHAT: _nim_chat}, label="reward", health=frozenset({"/v1/health/ready", "/v1/health/live"})),
+}
+"""The record of each kind of server, by the value of ``FakeEndpoint.kind``."""

@@ -594,7 +594,7 @@ class QRewardClient:
         Example:
             >>> async def ask(client):
             ...     for why in client.explain():
-            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 takes the next in 12 s: limit of 60 requests a minute
+            ...         print(why)  # 42 items wait for judge-7b: key-1 takes the next in 12 s: limit of 60 requests a minute
         """
         return self._runtime.explain(model)
 

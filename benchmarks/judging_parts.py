@@ -48,8 +48,8 @@ class Answering:
 
     cap = 1 << 20
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Ignore the arguments, because the endpoint is never reached."""
+    def __init__(self, *_: object) -> None:
+        """Ignore the endpoint, which is never reached, and the transport."""
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None) -> Reply:  # noqa: ARG002 - as transports have it
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ _HOMES = {
     "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.judge.agreement": ("AgreementReport", "agreement"),
     "qreward.judge.calibration": ("Calibration",),
-    "qreward.judge.cascade": ("Cascade", "CascadeConfig", "CascadeStats", "SyncScorer"),
+    "qreward.judge.cascade": ("Cascade", "CascadeConfig", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.gold": ("calibrate",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from qreward.judge.calibration import Calibration as Calibration
     from qreward.judge.cascade import Cascade as Cascade
     from qreward.judge.cascade import CascadeConfig as CascadeConfig
-    from qreward.judge.cascade import CascadeStats as CascadeStats
     from qreward.judge.cascade import SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.gold import calibrate as calibrate

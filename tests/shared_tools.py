@@ -166,6 +166,6 @@ def guard_buffers(patch: pytest.MonkeyPatch, engine: Any) -> Callable[[], int]:
 
     make = AffineQueue.__init__
     patch.setattr(AffineQueue, "__init__", init)
-    for name in ("appendleft", "popleft", "pop", "take", "form_groups"):
+    for name in ("appendleft", "popleft", "pop", "take", "form_groups", "keep"):
         patch.setattr(AffineQueue, name, guarded(getattr(AffineQueue, name)))
     return lambda: changes

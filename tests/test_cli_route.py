@@ -9,6 +9,7 @@ import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.cli import main
+from qreward.scheduler.limits.rate import MINUTE
 from qreward.scheduler.source import Source, make_source, standing
 from qreward.scheduler.task import Attempt, Task
 
@@ -51,18 +52,18 @@ def busy(source: Source, count: int, now: float = 0.0) -> None:
 
 
 def test_an_endpoint_says_what_keeps_it_from_being_asked_and_for_how_long() -> None:
-    source = make_source("a", Random(0), Limits(max_concurrency=2, rpm=60))
+    source = make_source("a", Random(0), Limits(max_concurrency=2, rpm=1))
     assert standing(0.0, source) == ("ready", 0.0, "ready")
     busy(source, 1)
-    assert standing(0.0, source) == ("limit of 1 requests/s", pytest.approx(0.9), "rate_limit")
+    assert standing(0.0, source) == ("limit of 1 requests a minute", MINUTE, "rate_limit")
     busy(source, 1, now=5.0)
-    assert standing(10.0, source) == ("window full", float("inf"), "concurrency_limit")
-    source.cooldown.rejected(10.0, 10.0, 7.0)
-    assert standing(10.0, source) == ("it turned requests away", 7.0, "cooldown")
-    source.health.eject(10.0, 30.0)
-    assert standing(11.0, source) == ("out of service after failures", 29.0, "out_of_service")
+    assert standing(70.0, source) == ("window full", float("inf"), "concurrency_limit")
+    source.cooldown.rejected(70.0, 70.0, 7.0)
+    assert standing(70.0, source) == ("it turned requests away", 7.0, "cooldown")
+    source.health.eject(70.0, 30.0)
+    assert standing(71.0, source) == ("out of service after failures", 29.0, "out_of_service")
     source.health.mark_unhealthy()
-    assert standing(11.0, source) == ("marked unhealthy", float("inf"), "marked_unhealthy")
+    assert standing(71.0, source) == ("marked unhealthy", float("inf"), "marked_unhealthy")
     assert source.window.reason == "start"
 
 

@@ -101,23 +101,14 @@ async def _calibrated(args: argparse.Namespace) -> Calibration:
 
 
 async def _compared(items: str, configs: Sequence[str], timeout: float) -> AgreementReport:
-    names = _names(configs)
+    """Compare the judges of these files. A judge has the name of its file without folder and ending, or the path if two names are equal."""
+    if len(set(configs)) < len(configs):
+        raise ConfigError("--config names a file twice; name one file for each judge")
+    short = [Path(config).stem for config in configs]
+    names = short if len(set(short)) == len(short) else configs
     async with AsyncExitStack() as stack:
         judges = {name: await _scorer(load_reward_config(config), stack) for name, config in zip(names, configs, strict=True)}
         return await agreement(judges, items, timeout=timeout)
-
-
-def _names(configs: Sequence[str]) -> Sequence[str]:
-    """Return a name for each file: the file name without folder and ending. If two of these names are equal, return the paths instead.
-
-    Raises:
-        ConfigError: a file is repeated.
-    """
-    short = [Path(config).stem for config in configs]
-    names = short if len(set(short)) == len(short) else list(configs)
-    if len(set(names)) < len(names):
-        raise ConfigError("--config names a file twice; name one file for each judge")
-    return names
 
 
 async def _scorer(config: RewardConfig, stack: AsyncExitStack) -> Scorer:

@@ -635,7 +635,7 @@ class QRewardClient:
         Example:
             >>> async def ask(client):
             ...     for why in client.explain():
-            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 has a limit of 1 requests/s, the next in 0.9 s
+            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 is at its limit of 60 requests a minute
         """
         return self._runtime.explain(model)
 

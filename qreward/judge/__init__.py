@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qreward.judge.agreement import AgreementReport, agreement
 from qreward.judge.calibration import Calibration
-from qreward.judge.cascade import Cascade, CascadeConfig, CascadeStats, SyncScorer
+from qreward.judge.cascade import Cascade, CascadeConfig, SyncScorer
 from qreward.judge.config import JudgeConfig
 from qreward.judge.gold import calibrate
 from qreward.judge.judge import Judge, SyncJudge
@@ -19,7 +19,6 @@ __all__ = [
     "Calibration",
     "Cascade",
     "CascadeConfig",
-    "CascadeStats",
     "Comparison",
     "Criterion",
     "CriterionResult",

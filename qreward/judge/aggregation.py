@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median, median_low
 from typing import NamedTuple
 
-from qreward.decisions import Option
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
 from qreward.judge.rubric import DecidedCriteria, Rubric
@@ -18,16 +17,16 @@ SampleOutcome = Vote | QRewardError | None
 
 
 class Aggregate(NamedTuple):
-    """Holds the aggregated score of an item, its votes, and the confidence in the score; see :func:`confidence_of`."""
+    """The score of an item, its votes, and the confidence in the score; see :func:`confidence_of`."""
 
     score: float
     votes: tuple[Vote, ...]
     confidence: float | None = None
 
 
-Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
-"""A function that receives the outcomes of all requests of an item. It returns the aggregate or the error of the item, or None while the
-item is undecided."""
+Decided = Aggregate | QRewardError | None
+"""The outcome of an item: the aggregate of its votes or its error; None while it is undecided."""
+Decide = Callable[[Sequence[SampleOutcome]], Decided]
 
 
 def quorum(size: int) -> int:
@@ -35,7 +34,7 @@ def quorum(size: int) -> int:
 
 
 def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRewardError | None:
-    """Return the error of an item that can no longer reach its quorum; None if the item can still reach the quorum."""
+    """Return the error of an item that can no longer reach its quorum; None if it can."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, QRewardError)]
     if not errors or len(outcomes) - len(errors) >= quorum(len(outcomes)):
         return None
@@ -70,8 +69,7 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
     return sure / len(votes)
 
 
-def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: float | None = None) -> Aggregate | QRewardError | None:
-    """Return the aggregate of an item; the error of the item; or None while the item is undecided."""
+def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: float | None = None) -> Decided:
     if len(outcomes) == 1:
         only = outcomes[0]
         return Aggregate(only.score, (only,), only.confidence) if isinstance(only, Vote) else only
@@ -82,8 +80,8 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
     return Aggregate(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))), confidence_of(score, votes, how, width))
 
 
-def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
-    """Return the aggregate of a comparison, whose score is that of the first response; its error; or None while it is undecided.
+def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Decided:
+    """Aggregate a comparison, whose score is that of the first response.
 
     The requests 2k and 2k + 1 show the two responses in opposite orders, and their votes are a *pair of votes*. If the two votes prefer
     different responses, or one of them is a tie, the pair is a tie. Otherwise its score is the mean of both. The pairs of several models or
@@ -106,12 +104,9 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
             return None  # a pending decision may change the mean
         score = mean([pair.score for pair in same])
     votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
-    sure = (
-        agreed[0].confidence
-        if len(agreed) == 1
-        else sum(1.0 if pair.confidence is None else pair.confidence for pair in same) / len(agreed)
-    )
-    return Aggregate(score, votes, sure)
+    if len(agreed) == 1:
+        return Aggregate(score, votes, agreed[0].confidence)
+    return Aggregate(score, votes, sum(1.0 if pair.confidence is None else pair.confidence for pair in same) / len(agreed))
 
 
 def _preferred(score: float) -> float:
@@ -120,8 +115,8 @@ def _preferred(score: float) -> float:
 
 def aggregate_rubrics(
     outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
-) -> Aggregate | QRewardError | None:
-    """Return the aggregate of an item that is judged by a rubric; the error of the item; or None while the item is undecided."""
+) -> Decided:
+    """Aggregate an item that is judged by a rubric. ``sizes`` has the number of requests of each sample."""
     votes, begin = list[SampleOutcome](), 0
     for size in sizes:
         votes.append(_whole(outcomes[begin : begin + size], rubric, bounds))
@@ -139,14 +134,14 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
         return None
     each = [vote.criteria or {} for vote in votes]
     criteria = each[0] if len(each) == 1 else CriterionResults(item for part in each for item in part.items())  # in the order of the rubric
-    confidence: float | None
+    values: Sequence[float]
+    known: Sequence[float]
     if isinstance(criteria, DecidedCriteria):
-        values = criteria.scores()
-        confidence = rubric.confidence(values, criteria.table.confidences)
+        values, known = criteria.scores(), criteria.table.confidences
     else:
         results = criteria.values()
         values, known = [each.score for each in results], [each.confidence for each in results if each.confidence is not None]
-        confidence = rubric.confidence(values, known) if len(known) == len(values) else None
+    confidence = rubric.confidence(values, known) if len(known) == len(values) else None
     low, high = bounds
     return Vote(low + (high - low) * rubric.score(values), model=votes[0].model, confidence=confidence, criteria=criteria)
 
@@ -169,10 +164,9 @@ def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[
 
 
 def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
-    """Return the outcome of a pair of votes, one for each order of the responses; None while the outcome is undecided."""
-    for outcome in (one, other):
-        if isinstance(outcome, QRewardError):
-            return outcome
+    """Return the outcome of two votes, one for each order of the responses; None while it is undecided."""
+    if error := next((outcome for outcome in (one, other) if isinstance(outcome, QRewardError)), None):
+        return error
     for outcome in (one, other):
         if isinstance(outcome, Vote) and side_of(outcome) == 0:
             return Vote(0.5, confidence=outcome.confidence)
@@ -188,7 +182,5 @@ def side_of(vote: Vote) -> int:
     """Return 1 if a vote prefers the first response, -1 if it prefers the second response, and 0 if it is a tie."""
     if vote.distribution is None:
         return (vote.score > 0.5) - (vote.score < 0.5)
-    return _SIDES[max(vote.distribution, key=vote.distribution.__getitem__)]
-
-
-_SIDES: dict[Option, int] = {"first": 1, "second": -1, "tie": 0}
+    best = max(vote.distribution, key=vote.distribution.__getitem__)
+    return (best == "first") - (best == "second")

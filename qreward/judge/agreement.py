@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from itertools import combinations, pairwise
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge.aggregation import side_of
-from qreward.judge.calibrated import ScoreRange
-from qreward.judge.gold import Items, PlacedItem, read_items
+from qreward.judge.calibration import ScoreRange
+from qreward.judge.gold import Items, read_items
 from qreward.judge.judge import Judge
-from qreward.judge.types import Comparison, Scorer, Vote
+from qreward.judge.types import Comparison, Scorer
 from qreward.options import JudgeBatchOptions
 from qreward.results import BatchResult
 
@@ -25,52 +25,38 @@ LEAST_ITEMS = 3
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """Holds measures of one judge. A measure is None if there are no items from which it can be computed.
-
-    Attributes:
-        name: name of the judge.
-        items: number of items and pairs.
-        unreadable: share of the items and pairs that have no result because no answer could be read as a verdict, or because the model
-            declined.
-        failed: share of the items and pairs that have no result for another reason, such as a timeout.
-        mean: mean score.
-        length_bias: Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so
-            compare this number with the length bias of other judges or of labels.
-        order_changes: share of preferences that change when the two responses of a pair change places. Each model and sample has a
-            preference for each pair.
-        first_place: share of preferences for the response that is shown first. The preferences in both orders count, except for ties. 0.5
-            means no bias.
-    """
+    """Holds measures of one judge. A measure is None if there are no items from which it can be computed."""
 
     name: str
     items: int
     unreadable: float
+    """Share of the items and pairs that have no result because no answer could be read as a verdict, or because the model declined."""
     failed: float
+    """Share of the items and pairs that have no result for another reason, such as a timeout."""
     mean: float | None = None
     length_bias: float | None = None
+    """Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so compare it with
+    the length bias of other judges or of labels."""
     order_changes: float | None = None
+    """Share of preferences (one for each pair, model and sample) that change when the two responses change places."""
     first_place: float | None = None
+    """Share of preferences in both orders, without ties, for the response that is shown first. 0.5 means no bias."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgePairReport:
-    """Holds measures of the agreement of two judges. A measure is None if there are no items from which it can be computed.
-
-    Attributes:
-        first, second: names of the judges.
-        alpha: Krippendorff's alpha of the scores of both judges.
-        correlation: Spearman correlation of the scores of both judges. The correlation is 1 if both judges put the responses into the same
-            order.
-        difference: mean score of the first judge minus mean score of the second judge, over the items that both judges have scored.
-        same_preference: share of the pairs for which both judges have the same preference.
-    """
+    """Holds measures of the agreement of two judges. A measure is None if there are no items from which it can be computed."""
 
     first: str
     second: str
     alpha: float | None = None
+    """Krippendorff's alpha of the scores of both judges."""
     correlation: float | None = None
+    """Spearman correlation of the scores. It is 1 if both judges put the responses into the same order."""
     difference: float | None = None
+    """Mean score of the first judge minus mean score of the second judge, over the items that both judges have scored."""
     same_preference: float | None = None
+    """Share of the pairs for which both judges have the same preference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +89,8 @@ class AgreementReport:
         if self.pairs:
             heads: Sequence[object] = ("judges", "alpha", "correlation", "difference", "same preference")
             pairs = [(f"{p.first} and {p.second}", p.alpha, p.correlation, p.difference, p.same_preference) for p in self.pairs]
-            lines += ["", *_table([heads, *pairs])]
-            lines += [
-                "",
-                f"Krippendorff's alpha of all judges: {_cell(self.alpha)} of scores, {_cell(self.preference_alpha)} of preferences",
-            ]
+            alphas = f"{_cell(self.alpha)} of scores, {_cell(self.preference_alpha)} of preferences"
+            lines += ["", *_table([heads, *pairs]), "", f"Krippendorff's alpha of all judges: {alphas}"]
         return "\n".join(lines)
 
 
@@ -120,9 +103,6 @@ def _table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
 
 def _cell(value: object) -> str:
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-# measures
 
 
 def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | None:
@@ -158,21 +138,22 @@ def _ranks(numbers: Sequence[float]) -> list[float]:
     return [fmean(places[number]) for number in numbers]
 
 
-def both_orders(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Vote]]:
-    """Yield the two votes of each model and sample that judged both orders. The first of the two votes judged the order of the input."""
-    for one, other in pairwise(votes):
-        if one.model == other.model and not one.swapped and other.swapped:
-            yield one, other
-
-
 def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, float | None]:
-    """Return ``order_changes`` and ``first_place`` of :class:`JudgeReport`. Votes count only if both orders were judged."""
-    both = [pair for comparison in comparisons for pair in both_orders(comparison.votes)]
+    """Return ``order_changes`` and ``first_place`` of :class:`JudgeReport`, from votes of one model and sample on both orders."""
+    pairs = [pair for comparison in comparisons for pair in pairwise(comparison.votes)]
+    both = [(one, other) for one, other in pairs if one.model == other.model and not one.swapped and other.swapped]
     sides = [(side_of(one), side_of(other)) for one, other in both]
-    changes = [float(one != other) for one, other in sides]
     # A side of 1 is the first response of the input. In the reversed order, this response is shown second.
-    wins = [float(shown > 0) for one, other in sides for shown in (one, -other) if shown]
-    return (fmean(changes) if changes else None), (fmean(wins) if wins else None)
+    wins = [shown > 0 for one, other in sides for shown in (one, -other) if shown]
+    return _mean(one != other for one, other in sides), _mean(wins)
+
+
+def _mean(numbers: Iterable[float]) -> float | None:
+    found = list(numbers)
+    return fmean(found) if found else None
+
+
+_PLACES = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 class Judged(NamedTuple):
@@ -183,54 +164,51 @@ class Judged(NamedTuple):
     unreadable: int = 0
     failed: int = 0
 
+    @property
+    def preferences(self) -> list[float | None]:
+        return [None if comparison is None else _PLACES[comparison.preference] for comparison in self.comparisons]
+
 
 def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> AgreementReport:
     """Return the report on the results of judges. ``lengths`` has the length of each item's response in characters."""
-    pairs = [_of_two((name, judged[name]), (other, judged[other])) for name, other in combinations(judged, 2)]
-    return AgreementReport(
-        alpha=krippendorff_alpha([each.scores for each in judged.values()]) if pairs else None,
-        preference_alpha=krippendorff_alpha([_preferences(each) for each in judged.values()]) if pairs else None,
-        judges=tuple(_of_one(name, each, lengths) for name, each in judged.items()),
-        pairs=tuple(pairs),
-    )
+    judges, pairs = [], []
+    for name, each in judged.items():
+        count = len(each.scores) + len(each.comparisons)
+        known = [(score, length) for score, length in zip(each.scores, lengths, strict=True) if score is not None]
+        order_changes, first_place = position_bias([comparison for comparison in each.comparisons if comparison is not None])
+        judges.append(
+            JudgeReport(
+                name,
+                count,
+                unreadable=each.unreadable / count,
+                failed=each.failed / count,
+                mean=_mean(score for score, _ in known),
+                length_bias=spearman([score for score, _ in known], [length for _, length in known]),
+                order_changes=order_changes,
+                first_place=first_place,
+            )
+        )
+    for (name, one), (other_name, other) in combinations(judged.items(), 2):
+        both = _both(one.scores, other.scores)
+        pairs.append(
+            JudgePairReport(
+                name,
+                other_name,
+                alpha=krippendorff_alpha([one.scores, other.scores]),
+                correlation=spearman([a for a, _ in both], [b for _, b in both]),
+                difference=_mean(a - b for a, b in both),
+                same_preference=_mean(a == b for a, b in _both(one.preferences, other.preferences)),
+            )
+        )
+    alphas = [
+        krippendorff_alpha(kind) if pairs else None
+        for kind in zip(*((each.scores, each.preferences) for each in judged.values()), strict=True)
+    ]
+    return AgreementReport(alphas[0], alphas[1], tuple(judges), tuple(pairs))
 
 
-_PLACES = {"first": 1.0, "tie": 0.5, "second": 0.0}
-
-
-def _preferences(judged: Judged) -> list[float | None]:
-    return [None if comparison is None else _PLACES[comparison.preference] for comparison in judged.comparisons]
-
-
-def _of_one(name: str, judged: Judged, lengths: Sequence[int]) -> JudgeReport:
-    count = len(judged.scores) + len(judged.comparisons)
-    known = [(score, length) for score, length in zip(judged.scores, lengths, strict=True) if score is not None]
-    scores = [score for score, _ in known]
-    order_changes, first_place = position_bias([comparison for comparison in judged.comparisons if comparison is not None])
-    return JudgeReport(
-        name,
-        count,
-        unreadable=judged.unreadable / count,
-        failed=judged.failed / count,
-        mean=fmean(scores) if scores else None,
-        length_bias=spearman(scores, [length for _, length in known]),
-        order_changes=order_changes,
-        first_place=first_place,
-    )
-
-
-def _of_two(one: tuple[str, Judged], other: tuple[str, Judged]) -> JudgePairReport:
-    (first, left), (second, right) = one, other
-    both = [(a, b) for a, b in zip(left.scores, right.scores, strict=True) if a is not None and b is not None]
-    preferences = [float(a == b) for a, b in zip(_preferences(left), _preferences(right), strict=True) if a is not None and b is not None]
-    return JudgePairReport(
-        first,
-        second,
-        alpha=krippendorff_alpha([left.scores, right.scores]),
-        correlation=spearman([a for a, _ in both], [b for _, b in both]),
-        difference=fmean(a - b for a, b in both) if both else None,
-        same_preference=fmean(preferences) if preferences else None,
-    )
+def _both(ones: Sequence[float | None], others: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(a, b) for a, b in zip(ones, others, strict=True) if a is not None and b is not None]
 
 
 # asking the judges
@@ -262,7 +240,14 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
     named = _named(judges)
     if not options.get("keep_results", True):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
-    points, pairs = _sorted_out(read_items(items))
+    points: list[Mapping[str, Any]] = []
+    pairs: list[Mapping[str, Any]] = []
+    for place, fields in read_items(items):
+        is_point = "response" in fields
+        if is_point == ("first" in fields and "second" in fields):
+            names = ", ".join(map(repr, fields)) or "nothing"
+            raise ConfigError(f"{place}: must have either 'response', or 'first' and 'second'; it has {names}")
+        (points if is_point else pairs).append(fields)
     if pairs and (unable := [name for name, judge in named.items() if not hasattr(judge, "batch_compare")]):
         raise ConfigError(f"{unable[0]!r} cannot compare responses; leave out the items with 'first' and 'second', or give a Judge")
     tasks = [asyncio.ensure_future(_judge(judge, points, pairs, options)) for judge in named.values()]
@@ -293,29 +278,12 @@ def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]
     return named
 
 
-def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    points: list[Mapping[str, Any]] = []
-    pairs: list[Mapping[str, Any]] = []
-    for place, fields in items:
-        is_point, is_pair = "response" in fields, "first" in fields and "second" in fields
-        if is_point == is_pair:
-            raise ConfigError(
-                f"{place}: must have either 'response', or 'first' and 'second'; it has {', '.join(map(repr, fields)) or 'nothing'}"
-            )
-        (points if is_point else pairs).append(fields)
-    return points, pairs
-
-
 async def _judge(judge: Any, points: Sequence[Any], pairs: Sequence[Any], options: JudgeBatchOptions) -> Judged:
     scored: BatchResult[Any] | Sequence[Any] = await judge.batch_score(points, **options) if points else ()
     compared: BatchResult[Any] | Sequence[Any] = await judge.batch_compare(pairs, **options) if pairs else ()
-    to_unit = _to_unit(judge)
+    ends = judge.score_range if isinstance(judge, Judge) else None
+    to_unit = float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit
     errors = [result.error for result in (*scored, *compared) if result.error is not None]
     unreadable = sum(isinstance(error, InvalidResponse) for error in errors)
     scores = [to_unit(result.value.score) if result.ok else None for result in scored]
     return Judged(scores, [result.value if result.ok else None for result in compared], unreadable, len(errors) - unreadable)
-
-
-def _to_unit(judge: object) -> Callable[[float], float]:
-    ends = judge.score_range if isinstance(judge, Judge) else None
-    return float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit

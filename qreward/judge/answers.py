@@ -12,8 +12,7 @@ from qreward.judge.parsing import Form, form_of
 from qreward.server.import_string import load_object
 
 Answer = str | re.Pattern[str] | Callable[[str], Any] | Mapping[str, Any]
-"""The form of an answer, as :class:`~qreward.judge.judge.Judge` describes it. A mapping has ``form`` and ``values`` (grade -> score),
-``pattern`` or ``function``."""
+"""The form of an answer, as :class:`~qreward.judge.config.JudgeConfig` describes it."""
 
 JSON = Form("json")
 
@@ -80,8 +79,8 @@ def _of_settings(answer: Mapping[str, Any]) -> Form | None:
 
 
 def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
-    """Return the form that the text of a prompt shows; None if it shows none, or asks for JSON. Only the verdict on pairs may be a letter
-    after a label."""
+    """Return the form that a prompt shows; None if it shows none, or asks for JSON. Only a verdict on pairs may be a letter after a
+    label."""
     turns = [prompt] if isinstance(prompt, str) else [turn.get("content") for turn in prompt] if isinstance(prompt, Sequence) else []
     text = "\n".join(turn for turn in turns if isinstance(turn, str)).replace("{{", "{").replace("}}", "}")
     if re.search(r"\bjson\b|\{answer_form\}", text, re.IGNORECASE):
@@ -107,7 +106,7 @@ def forms_of(answer: object, prompts: tuple[object, object], response_format: st
 
 
 def request_for(form: Form, scale: tuple[float, float], options: Sequence[str]) -> str:
-    """Return the part of a prompt that asks for an answer in a form; ``""`` if only the user's prompt can say how to answer."""
+    """Return the part of a prompt that asks for an answer in a form; ``""`` if only the user's prompt can do that."""
     if form.reads is not None or form.example is None:
         return ""
     options = [grade for grade, _ in form.values] or options

@@ -8,10 +8,9 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from itertools import islice
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -19,13 +18,16 @@ from typing import Any, NamedTuple
 from qreward.engine import background
 from qreward.judge.calls import JudgeCall
 from qreward.judge.codec import ModelReply, Reply
-from qreward.judge.loop import ItemCalls
+from qreward.judge.loop import Invalid, ItemCalls
+from qreward.judge.scorers import one_by_one
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
 PATIENCE = 5.0
 """Maximum seconds to wait while another process writes to the file."""
+CHUNK = 64
+"""Maximum number of items whose answers are looked up together."""
 
 _log = logging.getLogger("qreward")
 
@@ -38,14 +40,12 @@ _TABLES = (
         model TEXT NOT NULL, endpoint TEXT NOT NULL, fingerprint TEXT NOT NULL, current INTEGER NOT NULL, PRIMARY KEY (model, endpoint))""",
     f"PRAGMA user_version={VERSION}",
 )
-
-
 _CURRENT = """SELECT key, fingerprint, text FROM answers WHERE key IN ({})
     AND fingerprint IN (SELECT fingerprint FROM endpoints WHERE model = ? AND current) ORDER BY number"""
 
 
 class CacheEntry(NamedTuple):
-    """Holds an answer to store, and the endpoint that sent the answer."""
+    """An answer to store, and the endpoint that sent it. Without a ``key``, only the fingerprint of the endpoint is recorded."""
 
     model: str
     endpoint: str
@@ -53,49 +53,63 @@ class CacheEntry(NamedTuple):
     key: bytes | None = None
 
 
-CHUNK = 64
-"""Maximum number of items whose answers are looked up together."""
-
-
 class Cache:
-    """Stores answers in a file, and looks them up."""
+    """Stores answers in a file, and looks them up. Errors are logged, and the judge continues without the cache.
+
+    The file is closed before a fork, because a process must not use a SQLite file that its parent has opened.
+    """
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
         self._path, self._most = str(path), most
+        self._unusable = self._logged = False
         self._begin()
         background.watch(self, Cache._begin)
+        _CACHES.add(self)
 
     def _begin(self) -> object:
         """Create the state that belongs to one process. Returns the earlier state, which a forked child must keep alive."""
-        inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
-        self._lock = threading.Lock()
+        inherited = self.__dict__.get("_worker")
+        self._lock, self.busy = threading.Lock(), threading.Lock()
         self._pending: list[CacheEntry] = []
         self._flushing = False
         self._worker: ThreadPoolExecutor | None = None
-        self._store = _Store(self._path, self._most)
+        self._file: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
 
-    async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
+    async def fill(self, items: Iterable[ItemCalls]) -> None:
+        """Fill in the outcomes of calls whose answers are in the file."""
+        found = await self.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
+        for item in items:
+            item.outcomes = [_vote(call, found.get(call.key)) for call in item.calls]
+
+    async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> Mapping[bytes, ModelReply]:
+        """Return the answers for these pairs of key and model, if an endpoint has sent their fingerprint last."""
         if not keys:
-            return []
-        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
-        return [found.get(key) for key, _ in keys]
+            return {}
+        return await asyncio.get_running_loop().run_in_executor(self._thread(), self._select, keys)  # runs after pending writes
 
-    async def votes(self, requests: Sequence[JudgeCall]) -> list[Vote | None]:
-        found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
-        return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
-
-    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls]) -> AsyncIterator[ItemCalls]:
+    async def with_votes(
+        self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls | Invalid]
+    ) -> AsyncIterator[Any]:
         """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``CHUNK`` items together, or one
         by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
-        async with aclosing(_chunks(items)) as chunks:
-            async for chunk in chunks:
-                read_items = [read(item) for item in chunk]
-                calls: list[Any] = [call for item in read_items if not isinstance(item.calls, Exception) for call in item.calls]
-                votes = iter(await self.votes(calls))
-                for item in read_items:
-                    item.outcomes = list(islice(votes, len(item.outcomes)))
+        most, failure, ended = 1 if isinstance(items, AsyncIterable) else CHUNK, None, False
+        async with aclosing(one_by_one(items)) as inputs:
+            while not ended:
+                chunk: list[ItemCalls | Invalid] = []
+                try:
+                    while len(chunk) < most:
+                        chunk.append(read(await anext(inputs)))
+                except StopAsyncIteration:
+                    ended = True
+                except Exception as error:
+                    ended, failure = True, error
+                await self.fill([item for item in chunk if isinstance(item, ItemCalls)])
+                for item in chunk:
                     yield item
+        if failure is not None:
+            raise failure
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
@@ -111,8 +125,18 @@ class Cache:
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
-            worker.submit(self._store.close)
+            worker.submit(self._close_file)
             worker.shutdown()
+
+    def shut(self) -> None:
+        """Close the file. The caller must hold ``busy``."""
+        finalizer, self._finalizer, self._file = self._finalizer, None, None
+        if finalizer is not None:
+            finalizer()
+
+    def _close_file(self) -> None:
+        with self.busy:
+            self.shut()
 
     def _thread(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -120,79 +144,7 @@ class Cache:
                 self._worker = ThreadPoolExecutor(1, "qreward-judge-cache")
             return self._worker
 
-    def _flush(self) -> None:
-        with self._lock:
-            pending, self._pending, self._flushing = self._pending, [], False
-        self._store.write(pending)
-
-
-def _vote(request: JudgeCall, reply: ModelReply | None) -> Vote | None:
-    try:
-        return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
-    except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed
-        return None
-
-
-async def _chunks(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
-    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
-    chunk: list[Any] = []
-    try:
-        if isinstance(items, AsyncIterable):
-            async for item in iterator:
-                yield [item]
-            return
-        try:
-            for item in iterator:
-                chunk.append(item)
-                if len(chunk) == CHUNK:
-                    yield chunk
-                    chunk = []
-        except Exception:
-            yield chunk  # the items before the error
-            raise
-        yield chunk
-    finally:
-        if (aclose := getattr(iterator, "aclose", None)) is not None:
-            await aclose()
-        elif (close := getattr(iterator, "close", None)) is not None:
-            close()
-
-
-_STORES: weakref.WeakSet[_Store] = weakref.WeakSet()
-_FORKING: list[_Store] = []
-"""The stores that are locked during a fork."""
-
-
-def _before_fork() -> None:
-    for store in list(_STORES):
-        store.busy.acquire()
-        store.shut()
-        _FORKING.append(store)
-
-
-def _after_fork() -> None:
-    while _FORKING:
-        _FORKING.pop().busy.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
-class _Store:
-    """Reads and writes the SQLite file. Errors are logged. The file is closed before a fork, because a process must not use a SQLite file
-    that its parent has opened."""
-
-    def __init__(self, path: str, most: int) -> None:
-        self._path, self._most = path, most
-        self._file: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
-        self._unusable = self._logged = False
-        self.busy = threading.Lock()
-        _STORES.add(self)
-
-    def read(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
-        """Return the answers for these pairs of key and model, if an endpoint has sent their fingerprint last."""
+    def _select(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
         found: dict[bytes, ModelReply] = {}
         models: dict[str, list[bytes]] = {}
         for key, model in pairs:
@@ -203,16 +155,17 @@ class _Store:
                 for model, keys in models.items():
                     for begin in range(0, len(keys), 500):
                         some = keys[begin : begin + 500]
-                        query = _CURRENT.format(",".join("?" * len(some)))
-                        for key, fingerprint, text in file.execute(query, (*some, model)):
+                        for key, fingerprint, text in file.execute(_CURRENT.format(",".join("?" * len(some))), (*some, model)):
                             reply = ModelReply(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint)
                             found.setdefault(bytes(key), reply)
             except (sqlite3.Error, OSError, ValueError) as error:
                 self._fail(error)
         return found
 
-    def write(self, entries: Sequence[CacheEntry]) -> None:
+    def _flush(self) -> None:
         """Record the fingerprints of endpoints, and add answers. An answer that is already in the file is not replaced."""
+        with self._lock:
+            entries, self._pending, self._flushing = self._pending, [], False
         texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:
@@ -224,16 +177,6 @@ class _Store:
                     file.execute("DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?", (self._most,))
             except (sqlite3.Error, OSError) as error:
                 self._fail(error)
-
-    def close(self) -> None:
-        with self.busy:
-            self.shut()
-
-    def shut(self) -> None:
-        """Close the file. The caller must hold ``busy``."""
-        finalizer, self._finalizer, self._file = self._finalizer, None, None
-        if finalizer is not None:
-            finalizer()
 
     def _open(self) -> sqlite3.Connection:
         if self._unusable:
@@ -255,6 +198,34 @@ class _Store:
         if not self._logged:
             self._logged = True
             _log.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
+
+
+_CACHES: weakref.WeakSet[Cache] = weakref.WeakSet()
+_FORKING: list[threading.Lock] = []
+"""The locks of caches that are held during a fork."""
+
+
+def _before_fork() -> None:
+    for cache in list(_CACHES):
+        cache.busy.acquire()
+        cache.shut()
+        _FORKING.append(cache.busy)
+
+
+def _after_fork() -> None:
+    while _FORKING:
+        _FORKING.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+def _vote(call: JudgeCall, reply: ModelReply | None) -> Vote | None:
+    try:
+        return None if reply is None else call.judge_model.vote(reply, swapped=call.swapped)
+    except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed
+        return None
 
 
 def _prepare(file: sqlite3.Connection) -> None:

@@ -1,17 +1,17 @@
-"""``Calibration``: turns the scores of a judge into probabilities, and can be saved to a file."""
+"""``Calibration``: turns the scores of one judge into probabilities, and can be saved to a file."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from bisect import bisect
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from math import exp, isfinite, log
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,7 @@ from qreward.errors import ConfigError
 from qreward.settings.base import Many, Policy
 
 Method = Literal["temperature", "platt", "isotonic"]
-METHODS: tuple[Method, ...] = ("temperature", "platt", "isotonic")
+METHODS: tuple[Method, ...] = get_args(Method)
 """The methods, from the simplest to the most flexible."""
 EDGE = 1e-6
 """Minimum distance of a score from 0 and from 1. A score that is closer is moved to this distance, because the logit of 0 and of 1 is
@@ -30,6 +30,19 @@ docs/how-to/calibration.md."""
 LEAST_OF_EACH = 10
 """Minimum number of labels that say yes, and of labels that say no. The usual rule is ten labels for each fitted number (Peduzzi et al.
 1996)."""
+
+MOST_WEIGHTS = 100
+"""Maximum number of fingerprints of weights that are recorded. A fleet has only a few fingerprints, but the fingerprint of an API may
+change often."""
+
+_log = logging.getLogger("qreward")
+
+_IRRELEVANT = (
+    "model", "range", "reasks", "finish_reasons", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt",
+    "verdict", "budget", "params",
+)  # fmt: skip
+"""Settings that have no digest in an identity. Either such a setting does not change the score of an item, or ``identity_of`` receives it
+separately."""
 
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -102,31 +115,29 @@ class Identified(Protocol):
 
 def digest(value: object) -> str:
     """Return a digest of a value. Equal values have equal digests. A function or class is represented by its name."""
-    encoded = json.dumps(value, sort_keys=True, default=_named).encode()
-    return blake2b(encoded, digest_size=16).hexdigest()
+    named = lambda part: f"{part.__module__}:{part.__qualname__}" if hasattr(part, "__qualname__") else repr(part)  # noqa: E731
+    return blake2b(json.dumps(value, sort_keys=True, default=named).encode(), digest_size=16).hexdigest()
 
 
-def _named(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
+def identity_of(config: Any, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
+    """Return the identity of a judge. Settings at their default are left out, so that a new setting changes no saved identity."""
+    fields = type(config).model_fields
+    values = {name: value for name, value in config if name not in _IRRELEVANT and value != fields[name].default}
+    values |= {name: value for name, value in others.items() if value is not None}
+    values |= {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
+    digests = {name: digest(value) for name, value in sorted(values.items())}
+    return JudgeIdentity(models=config.model, settings=digests, weights=tuple(sorted(weights)))
 
 
 class CalibrationQuality(Policy):
-    """Holds measures of how far scores are from probabilities.
-
-    Attributes:
-        ece: expected calibration error; see :func:`~qreward.judge.calibration_fit.ece`.
-        ece_by_chance: the average ECE of exact probabilities with the same number of yes-or-no labels. It is above 0, because labels vary
-            by chance. An ``ece`` of this size indicates no fault.
-        brier: Brier score: the mean squared difference between probability and label.
-        log_loss: mean log loss in nats.
-        accuracy: share of items whose probability is on the same side of 0.5 as their label. None if all labels are 0.5.
-    """
+    """Measures of how far scores are from probabilities; docs/how-to/calibration.md describes them. ``log_loss`` is in nats."""
 
     ece: _Share
     ece_by_chance: _Share
     brier: _Share
     log_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     accuracy: _Share | None = None
+    """None if all labels are 0.5."""
 
     @classmethod
     def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:
@@ -182,19 +193,10 @@ class Calibration(Policy):
     @model_validator(mode="after")
     def _consistent(self) -> Calibration:
         if bool(self.points) != (self.method == "isotonic"):
-            raise ValueError(
-                f"points: {'must not be empty for' if self.method == 'isotonic' else 'must be empty for'} the method {self.method}"
-            )
-        for place in (0, 1):
-            column = [point[place] for point in self.points]
-            if column != sorted(column):
-                raise ValueError("points: must not fall")
+            raise ValueError(f"points: must {'' if self.points else 'not '}be empty for the method {self.method}")
+        if any(list(column) != sorted(column) for column in zip(*self.points, strict=True)):
+            raise ValueError("points: must not fall")
         return self
-
-    @cached_property
-    def curve(self) -> Curve:
-        """The curve from a score to its probability."""
-        return Curve(self.slope, self.intercept, self.points)
 
     def apply(self, score: float) -> float:
         """Return the probability for a score. A higher score never has a lower probability.
@@ -207,7 +209,7 @@ class Calibration(Policy):
         """
         if score != score:  # noqa: PLR0124 - only NaN differs from itself
             raise ValueError("a score must be a number, not nan")
-        return self.curve(score)
+        return Curve(self.slope, self.intercept, self.points)(score)
 
     @classmethod
     def fit(
@@ -276,16 +278,15 @@ class Calibration(Policy):
         target = Path(path).expanduser()
         temporary = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
         try:
-            try:
-                with temporary.open("x", encoding="utf-8") as file:
-                    file.write(self.model_dump_json(indent=2) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(self.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
         except OSError as error:
             raise ConfigError(f"the calibration cannot be written to {str(target)!r}: {error.strerror}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, source: str | Path | Calibration) -> Calibration:
@@ -298,18 +299,13 @@ class Calibration(Policy):
             return source
         path = Path(source).expanduser()
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            return cls.from_content(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}; make it with `qreward judge calibrate`") from None
+        except ConfigError as error:
+            raise ConfigError("\n".join(f"{path}: {line.removeprefix('Calibration: ')}" for line in str(error).splitlines())) from None
         except (ValueError, RecursionError):
             raise ConfigError(f"{path}: is not a calibration: it is not valid JSON") from None
-        if not isinstance(content, Mapping):
-            raise ConfigError(f"{path}: is not a calibration: it is not a JSON object")
-        try:
-            return cls.from_content(content)
-        except ConfigError as error:
-            lines = [f"{path}: {line.removeprefix('Calibration: ')}" for line in str(error).splitlines()]
-            raise ConfigError("\n".join(lines)) from None
 
     def __str__(self) -> str:
         left_out = f", {self.failed} left out" if self.failed else ""
@@ -332,4 +328,60 @@ def check_labels(labels: Sequence[float]) -> None:
         if count < LEAST_OF_EACH:
             raise ConfigError(
                 f"a calibration needs at least {LEAST_OF_EACH} labels of yes and of no; {count:g} of {len(labels)} labels say {name}"
+            )
+
+
+class ScoreRange(NamedTuple):
+    low: float
+    high: float
+
+    def to_unit(self, score: float) -> float:
+        """Return a score as a share of the range, from 0 to 1."""
+        return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def from_unit(self, place: float) -> float:
+        return self.low + (self.high - self.low) * place
+
+
+def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
+    if method == "auto":
+        raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
+    if ends is None:
+        raise ConfigError("calibration: a score function gives scores without known ends; leave out score, or the calibration")
+    if ends[0] == ends[1]:
+        raise ConfigError(f"calibration: range ({ends[0]:g}, {ends[1]:g}) makes all scores equal; give it two ends")
+    return ScoreRange(*ends)
+
+
+class Calibrator:
+    """The calibration of a judge, if it has one, and the fingerprints of the weights that answered."""
+
+    def __init__(self) -> None:
+        self.calibration: Calibration | None = None
+        self.weights: dict[str, None] = {}
+        self._warned = False
+
+    def use(self, calibration: Calibration, identity: JudgeIdentity, scores: ScoreRange) -> Callable[[float], float]:
+        """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score."""
+        if calibration.judge is not None and (changed := calibration.judge.differences(identity)):
+            raise ConfigError(
+                f"calibration: it was made for another judge; what differs: {', '.join(changed)}. "
+                "Calibrate this judge (`qreward judge calibrate`), or restore the setting"
+            )
+        self.calibration = calibration
+        return lambda score: scores.from_unit(calibration.apply(scores.to_unit(score)))
+
+    def note(self, fingerprint: str) -> None:
+        """Record the weights that wrote an answer. If the calibration was made with other weights, a warning is logged once."""
+        if fingerprint in self.weights or len(self.weights) >= MOST_WEIGHTS:
+            return
+        self.weights[fingerprint] = None
+        made_for = None if self.calibration is None else self.calibration.judge
+        if made_for is not None and not self._warned and made_for.has_other_weights(fingerprint):
+            self._warned = True
+            _log.warning(
+                "the calibration of the judge %s was made with the weights %s, and now the weights %s answer; calibrate it again",
+                ", ".join(made_for.models),
+                ", ".join(made_for.weights),
+                fingerprint,
             )

@@ -35,14 +35,14 @@ class Again(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model."""
+    """Holds one request about an item to one judge model. ``room`` is the factor by which its limit of tokens is raised. Of a request that
+    was divided, ``rest`` has the inputs that are still to be sent, and ``parts`` the answers to the others."""
 
     judge_model: JudgeModel
     inputs: Any
     key: bytes
     sample: int
     swapped: bool
-    form: str
     reasks: int
     group: object = None
     answers: int = 0
@@ -53,26 +53,16 @@ class JudgeCall(NamedTuple):
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
 
-    @property
-    def model(self) -> str:
-        return self.judge_model.model
-
-    def is_stale(self) -> bool:
-        """Return True if the form of requests to this model has changed since the call was made."""
-        return self.form != self.judge_model.format
-
-    def current(self) -> JudgeCall:
-        return self._replace(form=self.judge_model.format)
-
     def request(self) -> WireRequest:
-        wire = self.judge_model.prepare(self.sample, self.room, self.cut_at)(self.inputs)
-        wire.group = self.group
-        return wire
+        """Return the request, in the response format that the servers of the model accept now."""
+        blank = self.judge_model.blank(self.sample, self.room, self.cut_at)
+        return WireRequest(blank.codec, blank.model, self.inputs, blank.params, blank.headers, self.group)
 
 
-def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
+def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
+    """Return what follows from an answer or error. ``form`` is the response format in which the request was made."""
     if isinstance(answer, QRewardError):
-        return _failed(call, answer)
+        return _failed(call, answer, form)
     model = call.judge_model
     reply = model.parse(answer)
     if call.rest:
@@ -83,7 +73,7 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
     try:
         return Done(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
-        return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer)
+        return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=model.model)
@@ -91,8 +81,8 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
         return Done(_about(call, error), reply)
 
 
-def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
-    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(call.form, error):
+def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
+    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
         return Again(call, error)
     if parts := halves(call.inputs, error):
         return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
@@ -101,22 +91,23 @@ def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
     return Done(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | Again:
+def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Done | Again:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
-    record = f"{reason}{'' if usage is None or usage.total_tokens is None else f' ({usage.total_tokens} tokens)'}"
-    had = usage.completion_tokens if is_cut and usage is not None else None
-    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
-    grows = is_cut and call.grows and isinstance(model, WritingModel) and model.has_more_room(call.room, cut_at)
+    record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
-    if isinstance(model, WritingModel) and model.fall_back(call.form, error, reply):
+    if isinstance(model, DecidingModel):
+        return Done(error, reply, record)
+    if model.fall_back(form, error, reply):
         return Again(call, error, reply, record)
-    if call.reasks <= 0 or isinstance(model, DecidingModel) or (is_cut and call.cut and not grows):
+    had = usage.completion_tokens if is_cut and usage is not None else None
+    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
+    grows = is_cut and call.grows and model.has_more_room(call.room, cut_at)
+    if call.reasks <= 0 or (is_cut and call.cut and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    return Again(
-        call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at), error, reply, record
-    )
+    again = call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at)
+    return Again(again, error, reply, record)
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

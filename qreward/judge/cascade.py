@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
@@ -16,9 +15,19 @@ from pydantic import Field, field_validator
 
 from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, Fault, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
+from qreward.errors import (
+    BatchCancelled,
+    ClientClosed,
+    ConfigError,
+    DeadlineExceeded,
+    Fault,
+    InvalidResponse,
+    NoEndpoint,
+    QRewardError,
+    RequestTimeout,
+)
 from qreward.judge.config import JudgeConfig
-from qreward.judge.scorers import AnyScorer, check_finite, described, models_of, unblocked
+from qreward.judge.scorers import AnyScorer, check_finite, described, models_of, one_by_one, unblocked
 from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, check_batch_options
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, seconds
 from qreward.progress import start_progress
@@ -78,7 +87,9 @@ class CascadeConfig(Policy):
 Confidence = Callable[[Verdict], float | None]
 """A function from a verdict to its confidence. None means that the stage is not sure."""
 
-_FINAL = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
+Outcome = Verdict | QRewardError
+
+_FINAL = (ConfigError, NoEndpoint, BatchCancelled, ClientClosed, DeadlineExceeded)
 """Types of errors that end an item at any stage: the settings, the item or the program is the cause, or the time of the batch is over."""
 
 
@@ -90,7 +101,7 @@ class Stage(NamedTuple):
     min_confidence: float | None
     confidence: Confidence | None
 
-    def judged(self, outcome: Verdict | QRewardError) -> tuple[Verdict | QRewardError, bool]:
+    def judged(self, outcome: Outcome) -> tuple[Outcome, bool]:
         """Return the outcome of an item at this stage, and whether it is final. A verdict with an invalid number becomes an error."""
         if isinstance(outcome, QRewardError):
             return outcome, self.min_confidence is None or isinstance(outcome, _FINAL)
@@ -110,47 +121,27 @@ class Stage(NamedTuple):
             confidence = function(verdict)
         except Exception as error:
             raise InvalidResponse(f"{where} raised {type(error).__name__}: {error}; the fault is in your code (see __cause__)") from error
-        if confidence is None:
-            return None
         try:
-            number = nan if isinstance(confidence, str | bytes) else float(confidence)  # accepts numbers of numpy too
+            number = 0.0 if confidence is None else nan if isinstance(confidence, str | bytes) else float(confidence)  # also of numpy
         except (TypeError, ValueError, OverflowError):
             number = nan
         if not isfinite(number):
             raise InvalidResponse(f"{where} returned {confidence!r}, which is not a finite number; return None where it is not sure")
-        return number
+        return None if confidence is None else number
 
 
-class Earlier(NamedTuple):
-    """The outcome of an item at an earlier stage, which failed or was not sure."""
-
-    stage: str
-    outcome: Verdict | QRewardError
-
-
-def completed(before: Sequence[Earlier], stage: str, outcome: Verdict | QRewardError) -> Verdict | QRewardError:
-    usage = reduce(added, [*(each.outcome.usage for each in before), outcome.usage], None)
-    failed = [each for each in before if isinstance(each.outcome, QRewardError)]
+def completed(before: Sequence[tuple[str, Outcome]], stage: str, outcome: Outcome) -> Outcome:
+    """Return the final outcome of an item, with the usage and the errors of the stages ``before``, each with its name."""
+    usage = reduce(added, [*(earlier.usage for _, earlier in before), outcome.usage], None)
     if isinstance(outcome, QRewardError):
         outcome.usage = usage
-        for name, error in failed:
-            outcome.add_note(f"stage {name!r} failed before: {type(error).__name__}: {error}")
+        for name, error in before:
+            if isinstance(error, QRewardError):
+                outcome.add_note(f"stage {name!r} failed before: {type(error).__name__}: {error}")
         return outcome
-    cached = outcome.cached and not failed and all(isinstance(each.outcome, Verdict) and each.outcome.cached for each in before)
+    cached = outcome.cached and all(isinstance(earlier, Verdict) and earlier.cached for _, earlier in before)
     inner = f"{stage}/{outcome.decided_by}" if outcome.decided_by else stage
     return replace(outcome, usage=usage, cached=cached, decided_by=inner)
-
-
-class CascadeStats(NamedTuple):
-    """Holds counts of the items that each stage of a cascade has decided since the cascade was created.
-
-    Attributes:
-        decided_by: name of a stage -> number of items with a verdict or error of this stage.
-        escalated: share of the items that went beyond the first stage, from 0 to 1; 0.0 before the first item.
-    """
-
-    decided_by: Mapping[str, int]
-    escalated: float
 
 
 class Cascade:
@@ -158,11 +149,10 @@ class Cascade:
 
     A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
     item. The next scorer also scores an item that failed, for example with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint.
-    A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any
-    scorer is final.
+    A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``BatchCancelled``, ``ClientClosed`` or
+    ``DeadlineExceeded`` of any scorer is final.
 
-    A cascade can be created without a running event loop, used from several event loops and threads, and pickled. A pickled copy starts
-    with empty statistics.
+    A cascade can be created without a running event loop, used from several event loops and threads, and pickled.
 
     Args:
         stages: two or more scorers, the cheapest first, or a mapping from names to scorers. Without a mapping, a stage has the name of its
@@ -192,17 +182,26 @@ class Cascade:
         confidence: Confidence | Sequence[Confidence | None] | None = None,
     ) -> None:
         self._given: dict[str, Any] = {"min_confidence": min_confidence, "confidence": confidence}
-        scorers = [unblocked(stage, "a stage") for stage in _listed(stages)]
+        listed = [*stages.values()] if isinstance(stages, Mapping) else [*stages] if isinstance(stages, list | tuple) else []
+        if len(listed) < 2:
+            raise ConfigError(f"stages must be a list of two or more scorers, or a mapping of names to them, not {stages!r}")
+        scorers = [unblocked(stage, "a stage") for stage in listed]
         names = [*stages] if isinstance(stages, Mapping) else _names(scorers)
         functions = _each("confidence", confidence, len(scorers) - 1)
         least = _each("min_confidence", min_confidence, len(scorers) - 1)
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"the name of a stage must be a text, not {name!r}")
         for name, number, function in zip(names, least, functions, strict=False):
             if function is not None and not callable(function):
                 raise ConfigError(f"confidence of stage {name!r} must be a function from a verdict to a number, not {function!r}")
-            _check_least(name, number, function is None)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+                raise ConfigError(f"min_confidence of stage {name!r} must be a number, not {number!r}")
+            if function is None and not 0 <= number <= 1:
+                raise ConfigError(
+                    f"min_confidence of stage {name!r} must be from 0 to 1, as the confidence of a verdict is, not {number:g}"
+                )
         self._stages = tuple(map(Stage, names, scorers, [*least, None], [*functions, None]))
-        self._counts = dict.fromkeys(names, 0)
-        self._lock = threading.Lock()
 
     @classmethod
     def from_config(cls, config: CascadeConfig, make: Callable[[JudgeConfig | str], Scorer]) -> Cascade:
@@ -224,17 +223,6 @@ class Cascade:
         functions = [load_object(config.confidence[name], "confidence", "my_rewards:distance") if name in config.confidence else None
                      for name in names[:-1]]  # fmt: skip
         return cls(stages, min_confidence=config.min_confidence, confidence=functions if config.confidence else None)
-
-    def stats(self) -> CascadeStats:
-        """Return how many items each stage has decided since the cascade was created."""
-        with self._lock:
-            counts = dict(self._counts)
-        total = sum(counts.values())
-        return CascadeStats(counts, 1 - counts[self._stages[0].name] / total if total else 0.0)
-
-    def _count(self, name: str) -> None:
-        with self._lock:
-            self._counts[name] += 1
 
     async def score(
         self,
@@ -265,7 +253,7 @@ class Cascade:
         limit = self._limit(timeout)
         clock = asyncio.get_running_loop().time
         until = None if limit is None or limit is DEFAULT else clock() + limit
-        before: list[Earlier] = []
+        before: list[tuple[str, Outcome]] = []
         for stage in self._stages:
             left: Any = limit
             if until is not None and (left := until - clock()) <= 0:
@@ -273,16 +261,15 @@ class Cascade:
                 raise cast("QRewardError", completed(before, stage.name, late))
             if until is not None and stage.min_confidence is not None:
                 left /= 2
-            outcome: Verdict | QRewardError
+            outcome: Outcome
             try:
                 outcome = await stage.scorer.score(prompt, response, reference=reference, timeout=left, **others)
             except QRewardError as error:
                 outcome = error
             outcome, is_final = stage.judged(outcome)
             if not is_final:
-                before.append(Earlier(stage.name, outcome))
+                before.append((stage.name, outcome))
                 continue
-            self._count(stage.name)
             whole = completed(before, stage.name, outcome)
             if isinstance(whole, QRewardError):
                 raise whole from whole.__cause__
@@ -290,7 +277,7 @@ class Cascade:
         raise AssertionError("an outcome of the last stage is always final")
 
     def _limit(self, timeout: float | None) -> Any:
-        """Return the time limit of an item in seconds; None for no limit; ``DEFAULT`` if the default is not known."""
+        """Return the seconds for an item; None for no limit; ``DEFAULT`` if the default is not known."""
         if timeout is not DEFAULT:
             return seconds("timeout", timeout)
         first = self._stages[0].scorer
@@ -317,7 +304,7 @@ class Cascade:
         check_batch_options(options)
         limit = self._limit(options.get("timeout", DEFAULT))
         self._check_routes()
-        return await _Batch(self._stages, batch_items("items", items), options, limit, self._count).run()
+        return await _Batch(self._stages, batch_items("items", items), options, limit).run()
 
     def _check_routes(self) -> None:
         for stage in self._stages:
@@ -353,15 +340,8 @@ class Cascade:
 class _Batch:
     """Scores the items of one batch: one stage after the other, each with the items of which no earlier stage is sure."""
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        items: Iterable[Any] | AsyncIterable[Any],
-        options: Mapping[str, Any],
-        limit: Any,
-        count: Callable[[str], object],
-    ) -> None:
-        self._stages, self._input, self._limit, self._count = stages, items, limit, count
+    def __init__(self, stages: Sequence[Stage], items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any], limit: Any) -> None:
+        self._stages, self._input, self._limit = stages, items, limit
         self._given = {name: options[name] for name in ("priority", "tenant") if name in options}
         self._deadline = seconds("deadline", options.get("deadline"))
         self._on_result = callback("on_result", options.get("on_result"))
@@ -376,7 +356,7 @@ class _Batch:
         self._read = self._ok = 0
         self._stats: list[BatchStats] = []
         self._failure: BaseException | None = None
-        self._is_stopped = False
+        self._is_stopped = False  # ``on_result`` or a later stage raised an exception
 
     async def run(self) -> BatchResult[Verdict]:
         began = self._clock()
@@ -396,7 +376,7 @@ class _Batch:
         return batch
 
     async def _run_stage(self, place: int, left: float | None) -> None:
-        """Run the batch of one stage. ``left`` is the number of seconds until the deadline."""
+        """Run the batch of one stage, with ``left`` seconds until the deadline."""
         if left is not None and left <= 0:
             self._end_all(place, self._late())
             return
@@ -405,56 +385,36 @@ class _Batch:
             given["timeout"] = self._limit and self._limit * 0.5 ** (min(place, len(self._stages) - 2) + 1)
         if left is not None:
             given["deadline"] = left
-        indexes = sorted(self._left)
-        items = [self._left[index] for index in indexes] if place else self._items()
-        scorer = self._stages[place].scorer
+        items: Any
+        if place:
+            indexes = sorted(self._left)
+            items = [self._left[index] for index in indexes]
+        elif isinstance(self._input, Sequence):
+            items, self._left = self._input, dict(enumerate(self._input))
+        else:
+            items = self._noted()
         try:
-            batch = await scorer.batch_score(
+            batch = await self._stages[place].scorer.batch_score(
                 items, on_result=lambda result: self._record(place, indexes[result.index] if place else result.index, result), **given
             )
             self._stats.append(batch.stats)
         except BatchInterrupted as error:  # if the input raised the exception, the later stages score what was read
             self._failure = self._failure or error.__cause__ or error
             self._stats += [] if error.results is None else [error.results.stats]
-        except QRewardError as error:
-            if not place:
-                raise
-            self._end_all(place, error)
         except Exception as error:
             if not place:
                 raise
-            self._failure, self._is_stopped = self._failure or error, True
+            if isinstance(error, QRewardError):
+                self._end_all(place, error)
+            else:
+                self._failure, self._is_stopped = self._failure or error, True
 
-    def _items(self) -> Any:
-        """Return the input of the first stage. Items of an input without a known length are noted when they are read."""
-        if isinstance(self._input, AsyncIterable):
-            return self._read_async(self._input)
-        if isinstance(self._input, Sequence):
-            self._left = dict(enumerate(self._input))
-            return self._input
-        return self._read_now(self._input)
-
-    def _read_now(self, items: Iterable[Any]) -> Iterator[Any]:
-        iterator = iter(items)
-        try:
-            yield from map(self._note, iterator)
-        finally:
-            if (close := getattr(iterator, "close", None)) is not None:
-                close()
-
-    async def _read_async(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        iterator = aiter(items)
-        try:
-            async for item in iterator:
-                yield self._note(item)
-        finally:
-            if (aclose := getattr(iterator, "aclose", None)) is not None:
-                await aclose()
-
-    def _note(self, item: Any) -> Any:
-        self._left[self._read] = item
-        self._read += 1
-        return item
+    async def _noted(self) -> AsyncIterator[Any]:
+        async with aclosing(one_by_one(self._input)) as items:
+            async for item in items:
+                self._left[self._read] = item
+                self._read += 1
+                yield item
 
     def _late(self, why: str = "") -> DeadlineExceeded:
         return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s{why and '; '}{why}")
@@ -465,7 +425,6 @@ class _Batch:
                 self._end(place, index, Result(index, None, None, None, 0.0, 0.0), copy(error))
 
     def _record(self, place: int, index: int, result: Result[Verdict]) -> None:
-        """Record a result of the stage at ``place``. If it is not final, the next stage scores the item."""
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure
@@ -476,15 +435,14 @@ class _Batch:
         else:
             self._before.setdefault(index, []).append(result)
 
-    def _end(self, place: int, index: int, result: Result[Verdict], outcome: Verdict | QRewardError) -> None:
+    def _end(self, place: int, index: int, result: Result[Verdict], outcome: Outcome) -> None:
         stage, before = self._stages[place], self._before.pop(index, [])
         self._left.pop(index, None)  # an item that was never read is not there
-        self._count(stage.name)
         self._decided_by[stage.name] += 1
         if place and isinstance(outcome, DeadlineExceeded):  # of the rest of the deadline
             usage, outcome = outcome.usage, self._late(str(outcome).partition("; ")[2])
             outcome.usage = usage
-        earlier = [Earlier(each.name, one.error or one.value) for each, one in zip(self._stages, before, strict=False)]
+        earlier = [(each.name, one.error or one.value) for each, one in zip(self._stages, before, strict=False)]
         whole, everything = completed(earlier, stage.name, outcome), [*before, result]
         error = whole if isinstance(whole, QRewardError) else None
         answer = None if error is not None else JudgeAnswer(whole, estimated=any(each.usage_is_estimated for each in everything))
@@ -535,16 +493,6 @@ class SyncScorer(BlockingTwin[Scorer]):
         return SyncScorer, (self._async,)
 
 
-def _listed(stages: object) -> list[Any]:
-    values = list(stages.values()) if isinstance(stages, Mapping) else list(stages) if isinstance(stages, list | tuple) else []
-    if len(values) < 2:
-        raise ConfigError(f"stages must be a list of two or more scorers, or a mapping of names to them, not {stages!r}")
-    for name in stages if isinstance(stages, Mapping) else ():
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"the name of a stage must be a text, not {name!r}")
-    return values
-
-
 def _names(scorers: Sequence[Any]) -> list[str]:
     """Return a name for each stage: the name of its model, or of its class. Equal names are numbered."""
     names: list[str] = []
@@ -556,17 +504,10 @@ def _names(scorers: Sequence[Any]) -> list[str]:
     return names
 
 
-def _each(what: str, given: Any, count: int) -> list[Any]:
-    """Return a list with one value for each stage except the last stage. ``given`` is such a list, or one value for all stages."""
+def _each(what: str, given: Any, count: int) -> Sequence[Any]:
+    """Return one value for each stage except the last stage. ``given`` is such a list, or one value for all stages."""
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:
         raise ConfigError(f"{what} must be one value, or one for each stage but the last ({count}), not {len(given)}")
-    return list(given)
-
-
-def _check_least(name: str, number: object, is_share: bool) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
-        raise ConfigError(f"min_confidence of stage {name!r} must be a number, not {number!r}")
-    if is_share and not 0 <= number <= 1:
-        raise ConfigError(f"min_confidence of stage {name!r} must be from 0 to 1, as the confidence of a verdict is, not {number:g}")
+    return given

@@ -63,7 +63,7 @@ JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """Holds one written answer."""
+    """A written answer."""
 
     text: str
     reasoning: str = ""
@@ -78,7 +78,7 @@ class ModelReply(NamedTuple):
 
 
 class DecidedReply:
-    """Holds the decisions in one response. A ``DecidedReply`` also has the attributes of :class:`ModelReply`."""
+    """The decisions in one response, with the attributes of :class:`ModelReply`."""
 
     __slots__ = ("fingerprint", "table")
     reasoning = refusal = ""
@@ -108,16 +108,13 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
     """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
     (OpenAI) and ``metadata.weight_version`` (SGLang)."""
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
-    return repr((
-        model if type(model) is str else None,
-        system_fingerprint if type(system_fingerprint) is str else None,
-        version if type(version) is str else None,
-    ))  # fmt: skip
+    model, system_fingerprint = model if type(model) is str else None, system_fingerprint if type(system_fingerprint) is str else None
+    return repr((model, system_fingerprint, version if type(version) is str else None))
 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:
     """Parse the body of an answer into a ``ModelReply``. A field with an unexpected type is not an error."""
-    document: Any = {}
+    document: Any = None
     message: Any = None
     try:
         try:
@@ -127,8 +124,8 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
         choices = document["choices"]
         message = (choices[0] if len(choices) == 1 else first_of(choices, [choice.get("index") for choice in choices]))["message"]
     except (Malformed, LookupError, TypeError, AttributeError):
-        document = document if isinstance(document, dict) else {}
-    message = message if isinstance(message, dict) else {}
+        message = None
+    document, message = document if isinstance(document, dict) else {}, message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
     return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)

@@ -1,7 +1,4 @@
-"""The settings of a judge, and checks of the arguments that ``Judge`` receives.
-
-``JudgeConfig`` holds the settings of a judge in a configuration file or in the settings of a trainer.
-"""
+"""The settings of a judge, and checks of the arguments that ``Judge`` receives."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.presets import preset_of
-from qreward.judge.rubric import Rubric, rubric_or_faults
+from qreward.judge.rubric import Rubric, rubric_of
 from qreward.judge.spending import Budget
 from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
 from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
-"""Maximum number of samples per model and item. Each sample is a request, and all requests of an item are sent at once. More samples would
-not improve a vote. The limit also bounds the cost of a mistyped number."""
+"""Maximum number of samples per model and item. More would not improve a vote. The limit also bounds the cost of a mistyped number."""
 
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
@@ -133,10 +129,10 @@ class JudgeConfig(Policy):
             return None
         if isinstance(value, str | Path):
             return Rubric.load(value)
-        found = rubric_or_faults(value)
-        if isinstance(found, list):
-            raise wrong(*found)
-        return found
+        try:
+            return rubric_of(value)
+        except ConfigError as error:
+            raise wrong(*error.faults) from None
 
     @field_serializer("rubric")
     def _as_settings(self, value: Rubric | None) -> list[dict[str, Any]] | None:
@@ -192,10 +188,7 @@ _INSTEAD = {
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a request parameter that a judge does not allow, or whose name is close to a setting of the judge.
-
-    Without this check, a server might silently ignore a misspelled setting.
-    """
+    """Raise ``ConfigError`` for a request parameter that a judge does not allow, or that is probably a misspelled setting of the judge."""
     for name in params:
         if name in _INSTEAD:
             raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {_INSTEAD[name]}")
@@ -207,7 +200,6 @@ def check_params(params: Mapping[str, Any]) -> None:
 
 
 def check_rubric(rubric: object, **given: object) -> None:
-    """Raise ``ConfigError`` for an argument that cannot be combined with a rubric. The criteria define the form of the answer already."""
     for name, value in given.items():
         if rubric is not None and value is not None:
             raise ConfigError(
@@ -216,7 +208,6 @@ def check_rubric(rubric: object, **given: object) -> None:
 
 
 def config_of(config: object) -> JudgeConfig:
-    """Return a ``JudgeConfig``, made from a mapping if needed. Raises ``ConfigError``."""
     if isinstance(config, Mapping):
         config = JudgeConfig(**config)
     if not isinstance(config, JudgeConfig):

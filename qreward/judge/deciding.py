@@ -1,12 +1,11 @@
-"""Ask a model for decisions: the answer to a question is a probability for every option, and the score is the expected value."""
+"""Ask a model for decisions: a probability for each option of a question. The score is the expected value."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,12 +28,11 @@ WRITING_ONLY = frozenset({
     "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
     "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
 })  # fmt: skip
-"""Parameters of written answers. These parameters have no effect on a decision."""
+"""Parameters that have no effect on a decision."""
 
 
-@dataclass(frozen=True)
-class SingleQuestion:
-    """Holds the only question of a judge without a rubric."""
+class SingleQuestion(NamedTuple):
+    """The only question of a judge without a rubric, with the reward and the name of each option."""
 
     question: Question
     rewards: tuple[float, ...]
@@ -53,7 +51,7 @@ class DecidingModel:
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
         self._group, self.reads = CriterionGroup(self._criteria), "".join(each.reads for each in self._criteria)
-        self._questions = (subject.question,) if isinstance(subject, SingleQuestion) else tuple(each.question for each in subject)
+        self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
@@ -62,7 +60,7 @@ class DecidingModel:
         described = [[type(each).__name__, each.instructions, each.options, each.descriptions] for each in self._questions]
         self.identity = encoded([DECISION, self.cached_as, given, body, described])
         try:
-            self._sample = preparer(decide, model, given, self._headers, body)
+            self._blank = preparer(decide, model, given, self._headers, body)(DecisionInput(model, self._questions, 0.0))
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
@@ -77,8 +75,8 @@ class DecidingModel:
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
-        return self._sample
+    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:  # noqa: ARG002 - all samples are alike
+        return self._blank
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
@@ -89,11 +87,15 @@ class DecidingModel:
             why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
             if why:
                 raise Unreadable(f"{self._names[place]}{why}")
-        if self._single is not None:
-            return _single_vote(self._single, table, self.model, swapped=swapped)
-        return Vote(
-            0.0, model=self.model, criteria=DecidedCriteria(self._group, table)
-        )  # the score is computed from all requests of the sample
+        if (single := self._single) is None:  # the score is computed from all requests of the sample
+            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._group, table))
+        numbers = table.probabilities
+        if swapped:
+            numbers = (numbers[1], numbers[0], *numbers[2:])
+        expected = sum(number * reward for number, reward in zip(numbers, single.rewards, strict=True))
+        score = min(max(expected, min(single.rewards)), max(single.rewards))  # rounding may exceed the ends
+        distribution = dict(zip(single.names, numbers, strict=True))
+        return Vote(score, model=self.model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
 
     def _from_text(self, text: str) -> AnswerTable:
         found = list[FoundAnswer | QRewardError]()
@@ -108,8 +110,8 @@ class DecidingModel:
 
 
 def halves(inputs: object, error: QRewardError) -> Sequence[DecisionInput]:
-    """Return the halves of a request with more questions than the endpoint takes, a limit that may become known only after the request was
-    sent; an empty sequence for any other error."""
+    """Return the halves of a request with more questions than the endpoint takes, which may become known late; nothing for another
+    error."""
     if not isinstance(inputs, DecisionInput) or not isinstance(error, BadRequest) or error.status_code is not None:
         return ()
     half = len(inputs.questions) // 2
@@ -119,16 +121,6 @@ def halves(inputs: object, error: QRewardError) -> Sequence[DecisionInput]:
 def joined(replies: Sequence[Reply]) -> DecidedReply:
     parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
     return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
-
-
-def _single_vote(single: SingleQuestion, table: AnswerTable, model: str, *, swapped: bool) -> Vote:
-    numbers = table.probabilities
-    if swapped:
-        numbers = (numbers[1], numbers[0], *numbers[2:])
-    expected = sum(number * reward for number, reward in zip(numbers, single.rewards, strict=True))
-    score = min(max(expected, min(single.rewards)), max(single.rewards))  # rounding may exceed the ends
-    distribution = dict(zip(single.names, numbers, strict=True))
-    return Vote(score, model=model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
 
 
 LEVELS = 10
@@ -159,14 +151,10 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
     low, high = bounds or scale
     steps = len(names) - 1
     rewards = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
-    return SingleQuestion(_between(subject, names, numbered=built_in or first == 0), rewards, names)
-
-
-def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Question:
-    if not numbered or len(numbers) > LEVELS:
-        return Choice(f"{subject} {numbers[0]} is the lowest score, {numbers[-1]} the highest.", numbers)
-    places = tuple(map(str, range(len(numbers))))
-    return Score(f"{subject} {places[0]} is the lowest level, {places[-1]} the highest.", places)
+    if (built_in or first == 0) and steps < LEVELS:
+        places = tuple(map(str, range(steps + 1)))
+        return SingleQuestion(Score(f"{subject} 0 is the lowest level, {steps} the highest.", places), rewards, names)
+    return SingleQuestion(Choice(f"{subject} {names[0]} is the lowest score, {names[-1]} the highest.", names), rewards, names)
 
 
 def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:

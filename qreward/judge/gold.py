@@ -9,14 +9,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
-from qreward.errors import ConfigError, QRewardError, RequestError
-from qreward.judge.calibrated import range_to_calibrate
-from qreward.judge.calibration import Calibration, Method, check_labels, fitting
+from qreward.errors import ConfigError, RequestError
+from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate
 from qreward.judge.judge import Judge
-from qreward.judge.types import Verdict
 from qreward.judge.verdict_parser import bounds
 from qreward.options import JudgeBatchOptions
-from qreward.results import BatchResult
 from qreward.settings.base import repeated, shown
 
 LABEL = "label"
@@ -39,31 +36,26 @@ class PlacedItem(NamedTuple):
 def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
     """Read items from a JSONL file or from mappings. Empty lines of a file are skipped. ``name`` names the argument in error messages."""
     if isinstance(source, str | Path):
-        found = _of_file(Path(source).expanduser())
+        path = Path(source).expanduser()
+        try:
+            lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a JSON string may hold U+2028
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise ConfigError(f"{path}: is not UTF-8 text") from None
+        numbered = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+        found = [PlacedItem(place, _parsed(line, place)) for place, line in numbered]
     elif isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise ConfigError(f"{name} must be the path of a JSONL file or a list of mappings, not a {type(source).__name__}")
     else:
         found = [PlacedItem(f"{name}[{place}]", item) for place, item in enumerate(source)]
     for place, item in found:
         if not isinstance(item, Mapping):
-            raise ConfigError(f'{place}: must be a mapping of fields, such as {{"prompt": ..., "response": ...}}, not {_kind(item)}')
+            kind = "null" if item is None else f"a {type(item).__name__}"
+            raise ConfigError(f'{place}: must be a mapping of fields, such as {{"prompt": ..., "response": ...}}, not {kind}')
     if not found:
         raise ConfigError(f"{source}: is empty" if isinstance(source, str | Path) else f"{name} is empty")
     return found
-
-
-def _of_file(path: Path) -> list[PlacedItem]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a JSON string may hold U+2028
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
-    return [
-        PlacedItem(place, _parsed(line, place))
-        for number, line in enumerate(lines, 1)
-        if line.strip() and (place := f"{path}, line {number}")
-    ]
 
 
 def _parsed(line: str, place: str) -> Any:
@@ -81,33 +73,28 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _kind(value: object) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"
-
-
 def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
     low, high = bounds("scale", scale)
     if low >= high:
         raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")
     items: list[Mapping[str, Any]] = []
     labels: list[float] = []
+    wanted = f"true, false or a number from {low:g} to {high:g}"
     for place, fields in read_items(source, "gold"):
-        labels.append(_label(place, fields, low, high))
+        if LABEL not in fields:
+            raise ConfigError(f"{place}: has no {LABEL!r}; give {wanted}")
+        label = fields[LABEL]
+        if not isinstance(label, int | float) or not isfinite(label):
+            raise ConfigError(f"{place}: {LABEL!r} must be {wanted}, not {shown(label)}")
+        if not isinstance(label, bool):
+            if not low <= label <= high:
+                raise ConfigError(
+                    f"{place}: the label {label:g} is not from {low:g} to {high:g}; set scale to the lowest and highest label"
+                )
+            label = (label - low) / (high - low)
+        labels.append(float(label))
         items.append({name: value for name, value in fields.items() if name != LABEL})
     return items, labels
-
-
-def _label(place: str, fields: Mapping[str, Any], low: float, high: float) -> float:
-    if LABEL not in fields:
-        raise ConfigError(f"{place}: has no {LABEL!r}; give true, false or a number from {low:g} to {high:g}")
-    label = fields[LABEL]
-    if isinstance(label, bool):
-        return float(label)
-    if not isinstance(label, int | float) or not isfinite(label):
-        raise ConfigError(f"{place}: {LABEL!r} must be true, false or a number from {low:g} to {high:g}, not {shown(label)}")
-    if not low <= label <= high:
-        raise ConfigError(f"{place}: the label {label:g} is not from {low:g} to {high:g}; set scale to the lowest and highest label")
-    return (label - low) / (high - low)
 
 
 async def calibrate(
@@ -153,7 +140,14 @@ async def calibrate(
     check_labels(labels)
     fitting()  # so that a missing package raises before anything is sent
     batch = await judge.batch_score(items, **options)
-    check_failures(batch)
+    errors = list(batch.errors.values())
+    if len(errors) > MOST_FAILED * len(batch):
+        kinds = Counter(type(error).__name__ for error in errors).most_common()
+        first = next(error for error in errors if type(error).__name__ == kinds[0][0])
+        raise RequestError(
+            f"{len(errors)} of {len(batch)} labelled items could not be judged, and at most a fifth may fail: "
+            f"{', '.join(f'{count} {kind}' for kind, count in kinds)}; the first {kinds[0][0]}: {first}"
+        ) from errors[0]
     judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]
     return Calibration.fit(
         [to_unit(verdict.score) for verdict, _ in judged],
@@ -162,18 +156,3 @@ async def calibrate(
         failed=len(labels) - len(judged),
         judge=judge.identity,
     )
-
-
-def check_failures(batch: BatchResult[Verdict]) -> None:
-    errors = list(batch.errors.values())
-    if len(errors) <= MOST_FAILED * len(batch):
-        return
-    raise RequestError(
-        f"{len(errors)} of {len(batch)} labelled items could not be judged, and at most a fifth may fail: {reasons(errors)}"
-    ) from errors[0]
-
-
-def reasons(errors: Sequence[QRewardError]) -> str:
-    kinds = Counter(type(error).__name__ for error in errors).most_common()
-    first = next(error for error in errors if type(error).__name__ == kinds[0][0])
-    return f"{', '.join(f'{count} {kind}' for kind, count in kinds)}; the first {kinds[0][0]}: {first}"

@@ -1,7 +1,4 @@
-"""``Judge`` and ``SyncJudge``, the public classes of this package. A judge asks models about an item, and returns a verdict.
-
-``requests`` makes the calls, ``loop`` sends them, ``calls`` evaluates the answers, and ``verdict_parser`` reads them.
-"""
+"""``Judge`` and ``SyncJudge``. ``requests`` makes the calls, ``loop`` sends them, ``calls`` evaluates the answers."""
 
 from __future__ import annotations
 
@@ -24,26 +21,22 @@ from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestT
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
-from qreward.judge.calibration import Calibration, JudgeIdentity
+from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import GroupBatch, ResponseGroup, Responses, read_group
-from qreward.judge.loop import Evaluate, Flights, ItemBatch, ItemCalls, SingleItem
-from qreward.judge.parsing import Form, ScoreVerdict
+from qreward.judge.loop import Calling, Flights, ItemBatch, SingleItem
+from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
-from qreward.judge.ranking import Ranking, budget_of
+from qreward.judge.ranking import Ranking, ResponseGroup, Responses, budget_of, read_group
 from qreward.judge.requests import Builders, RequestBuilder
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
-from qreward.judge.types import Comparison, Item, JudgeAnswer, Pair, Verdict, check_batch_options
+from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.task import RequestOptions
 from qreward.settings.policies import Priority
 from qreward.sync_client import SyncQRewardClient
 
@@ -137,23 +130,14 @@ class Judge:
         self._config = JudgeConfig(**settings, params=params)
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = {**others, "answer": answer}
-        self._start(parser, pair_form, calibration)
-
-    def _start(self, parser: VerdictParser, pair_form: Form, calibration: Calibration | str | Path | None) -> None:
-        config, client = self._config, self._client
-        self._answers = [each.name for each in (parser.form, pair_form)]
-        self._schema = parser.schema
+        self._answers, self._schema, config = [parser.form.name, pair_form.name], parser.schema, self._config
         self._ends = (config.range or (0.0, 1.0)) if config.has_criteria else parser.ends
-        self._calibrator = Calibrator()
-        calibrate = None if calibration is None else self._use(Calibration.load(calibration))
-        given = {**self._given, "pair_answer": pair_form}
-        self._builders = Builders(config, given, parser, runtime_of(client).dialects.decide, calibrate)
-        prices = runtime_of(client).prices
-        if config.budget is not None and config.budget.cost is not None and not prices:
-            raise ConfigError(
-                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
-                "completion tokens)), or a budget of tokens"
-            )
+        self._calibrator, calibrate = Calibrator(), None
+        if calibration is not None:
+            ends = range_to_calibrate(config.method, self._ends)
+            calibrate = self._calibrator.use(Calibration.load(calibration), self.identity, ends)
+        decide, prices = runtime_of(client).dialects.decide, runtime_of(client).prices
+        self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
         self._reset_process_state()
@@ -161,15 +145,11 @@ class Judge:
 
     @property
     def answer(self) -> str:
-        """The form of the answers: the form that was declared, or that the text of the prompt shows, or ``json``. With a prompt for pairs
-        only, the form of the answers about pairs."""
+        """The form of the answers: as declared, or as the prompt shows it, or ``json``. With a prompt for pairs only, of those on pairs."""
         return self._answers[self._given["prompt"] is None and self._given["pair_prompt"] is not None]
 
-    def _use(self, calibration: Calibration) -> Callable[[float], float]:
-        return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
-
     def _reset_process_state(self) -> object:
-        """Create the state that belongs to one process. In a forked process, returns the state of the parent process."""
+        """Create the state that belongs to one process. Returns that of the parent process."""
         inherited = self.__dict__.get("_flights")
         self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -359,11 +339,15 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        check = self._builders.get(self._builders.written, pairs=True).requests
-        group = ResponseGroup(item, comparisons, check)
-        limit = self._request_options({"timeout": timeout}).timeout
+        group = ResponseGroup(item, comparisons, self._builders.get(self._builders.written, pairs=True), self._cache, strict=True)
+
+        def with_builder(builder: RequestBuilder, group: ResponseGroup) -> ResponseGroup:
+            group.builder = builder
+            return group
+
+        limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, pairs=True, read=lambda group, _: (group, None))
+        (result,) = await self._many([group], options, "groups", pairs=True, read_group=with_builder)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
@@ -393,7 +377,8 @@ class Judge:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         budget_of(1, comparisons)
-        return await self._many(groups, options, "groups", pairs=True, read=lambda item, builder: read_group(item, comparisons, builder))
+        read = partial(read_group, comparisons=comparisons, cache=self._cache)
+        return await self._many(groups, options, "groups", pairs=True, read_group=read)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -419,13 +404,12 @@ class Judge:
         return f"<Judge {', '.join(self._config.model)}>"
 
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
-        born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools()
-        builder = await self._builder(pools, request_options.timeout, pairs=pairs)
-        item = builder.item(fields)
+        born, common = runtime_of(self._client).clock(), self._calling(options)
+        item = (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields)
         if self._cache is not None:
-            item.outcomes = list(await self._cache.votes(item.calls))  # type: ignore[arg-type]
-        decided = await SingleItem(*self._here(), request_options, pools).ask(item, born)
-        return builder.result(decided, item.usage, cached=not item.sent)
+            await self._cache.fill([item])
+        decided = await SingleItem(common, item).decided(born)
+        return item.result(decided, item.usage, cached=not item.sent)
 
     async def _many(
         self,
@@ -434,66 +418,53 @@ class Judge:
         what: str = "items",
         *,
         pairs: bool = False,
-        read: Callable[[Any, RequestBuilder], Any] | None = None,
+        read_group: Callable[[RequestBuilder, Any], Any] | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
-        runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
-        items, request_options, pools = batch_items(what, items), self._request_options(options), self._pools()
-        given = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
-        builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
-        given |= {"per_model": builder.per_model, "options": request_options, "pools": pools}
-        given |= {"size": len(items) if isinstance(items, Sized) else None, "waited": runtime.clock() - began}
-        if read is not None:
-            groups = GroupBatch(*self._here(), items, lambda item: read(item, builder), builder=builder, cache=self._cache, **given)
-            return await groups.run()
-        prepare: Callable[[Any], ItemCalls] = builder.read
-        if self._cache is not None:
-            items, prepare = self._cache.with_votes(items, builder.read), lambda item: item
-        return await ItemBatch(*self._here(), items, prepare, answer_of=partial(_answer, builder), **given).run()
+        runtime = runtime_of(self._client)
+        began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
+        given = runtime.collecting(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
+        size = len(items) if isinstance(items, Sized) else None
+        builder = await self._builder(common, given["deadline"], pairs=pairs)
+        prepare: Callable[[Any], Any] = builder.read if read_group is None else partial(read_group, builder)
+        if self._cache is not None and read_group is None:
+            items, prepare = self._cache.with_votes(items, prepare), lambda item: item
+        per_model = builder.per_model if read_group is None else dict.fromkeys(builder.per_model)
+        waited = runtime.clock() - began
+        return await ItemBatch(common, items, prepare, per_model=per_model, unit=what, size=size, waited=waited, **given).run()
 
-    async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
-        """Return the request builder for the servers of the models.
-
-        For decisions, the method first finds the dialect of each server (the form in which the server takes questions). The search takes at
-        most ``timeout`` seconds.
-        """
+    async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
+        """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
+        seconds."""
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
-        dialects, driver = runtime_of(self._client).dialects, runtime_of(self._client).driver()
+        dialects, pools = runtime_of(self._client).dialects, common.pools
         auto, works = self._config.method == "auto", dialects.works
         asked = [model for model in pools if (model not in works if auto else model not in dialects.most)]
-        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout, works=auto) for model in asked))
+        await asyncio.gather(*(dialects.find(common.driver, pools[model], model, timeout, works=auto) for model in asked))
         limits = tuple(0 if auto and works.get(model) is False else dialects.most_questions(pool, model) for model, pool in pools.items())
         return self._builders.get(limits, pairs=pairs)
 
-    def _pools(self) -> dict[str, Pool]:
-        return {model: runtime_of(self._client).pool(model) for model in self._config.model}
-
-    def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
-        return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
-
-    def _here(self) -> tuple[LoopDriver, Flights, Evaluate, Spending]:
-        """Return the driver of the running event loop, and the calls of this judge that are in flight there."""
-        driver = runtime_of(self._client).driver()
+    def _calling(self, options: Mapping[str, Any]) -> Calling:
+        runtime = runtime_of(self._client)
+        pools = dict(zip(self._config.model, map(runtime.pool, self._config.model), strict=True))
+        driver = runtime.driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
                 flights = self._flights.setdefault(driver, {})
-        return driver, flights, self._evaluate, self._spending
+        request_options = runtime.request_options({**options, "hedge": self._hedge})
+        return Calling(driver, flights, self._evaluate, self._spending, request_options, pools)
 
-    def _evaluate(self, call: JudgeCall, answer: Any, endpoint: str | None) -> Done | Again:
-        """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""
-        step = evaluate(call, answer)
+    def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
+        step = evaluate(call, answer, form)
         if step.reply is not None:
-            self._calibrator.note(step.reply.fingerprint)
+            if step.reply.fingerprint not in self._calibrator.weights:
+                self._calibrator.note(step.reply.fingerprint)
             if self._cache is not None:
                 key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
                 self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
         return step
-
-
-def _answer(builder: RequestBuilder, item: ItemCalls, decided: Any) -> JudgeAnswer:
-    return JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent))
 
 
 class SyncJudge(BlockingTwin[Judge]):

@@ -1,9 +1,4 @@
-"""Prompt templates, and the built-in prompts for one response and for a pair.
-
-A judged text is untrusted: it may claim to be right, give instructions, or pretend to end early. The built-in prompts therefore fence each
-text with lines of backticks that are longer than any row of backticks in the text, and put the question after all texts. Items with the
-same prompt begin with the same words, for the prefix cache of a server. This module must not import the judge.
-"""
+"""Prompt templates, and the built-in prompts for one response and for a pair. This module must not import the judge."""
 
 from __future__ import annotations
 
@@ -27,28 +22,15 @@ _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class Template:
-    """Replaces the placeholders in a text. ``{{`` and ``}}`` stand for literal braces.
-
-    A placeholder is a plain name. Attributes, indexes and format specifications are not supported. Placeholders inside an inserted value
-    are not replaced.
-
-    Args:
-        text: the template.
-        what: name of the template in error messages.
-
-    Attributes:
-        names: the placeholders.
-
-    Raises:
-        ConfigError: the text has a single brace, or a placeholder that is not a plain name.
-    """
+    """Replaces placeholders, which are plain names in braces; ``{{`` and ``}}`` stand for braces. Inserted values stay as they are. Other
+    text in braces raises ``ConfigError``; ``what`` names the template there. ``names`` are the placeholders."""
 
     __slots__ = ("_pieces", "names")
 
     def __init__(self, text: str, what: str) -> None:
         if not isinstance(text, str):
             raise ConfigError(f"{what} must be a text, not a {type(text).__name__}")
-        self._pieces: list[tuple[str, str | None]] = []  # each text with the placeholder that follows it
+        self._pieces: list[str] = []  # texts, and at every second place a placeholder
         begin, before = 0, ""
         for match in _PIECE.finditer(text):
             before += text[begin : match.start()]
@@ -56,18 +38,20 @@ class Template:
             if match[0] in ("{{", "}}"):
                 before += match[0][0]
             elif match[1] is not None and match[1].isidentifier():
-                self._pieces.append((before, match[1]))
+                self._pieces += (before, match[1])
                 before = ""
             else:
                 line = text.count("\n", 0, match.start()) + 1
                 shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
                 fault = f"{shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
                 raise ConfigError(f"{what}, line {line}: {fault}")
-        self._pieces.append((before + text[begin:], None))
-        self.names = frozenset(name for _, name in self._pieces if name is not None)
+        self._pieces.append(before + text[begin:])
+        self.names = frozenset(self._pieces[1::2])
 
     def render(self, values: Mapping[str, str]) -> str:
-        return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
+        pieces = self._pieces.copy()
+        pieces[1::2] = [values[name] for name in pieces[1::2]]
+        return "".join(pieces)
 
 
 def is_absent(name: str, value: object) -> bool:
@@ -97,13 +81,8 @@ def column_value(row: Mapping[str, Any], path: str) -> Any:
 
 
 def check_columns(columns: Mapping[str, str], responses: Iterable[str] = ("response",), references: Iterable[str] = ("reference",)) -> None:
-    """Raise ``ConfigError`` if the reference is read from a column of the response. Every response would then be right.
-
-    Args:
-        columns: name of a field -> name of the column with its value.
-        responses: columns that hold the response by default.
-        references: columns that hold the reference by default.
-    """
+    """Raise ``ConfigError`` if the reference is read from a column of the response, as every response would then be right. ``columns`` maps
+    fields to columns; ``responses`` and ``references`` are the columns that hold these fields by default."""
     response = {columns.get("response"), *responses}
     reference = {columns["reference"]} if "reference" in columns else {*references}
     for shared in sorted(filter(None, response & reference)):
@@ -121,13 +100,8 @@ _PART = f"\0{token_hex(8)}\0"
 
 
 def in_words(value: object, name: str) -> str:
-    """Return the value of a field as text. A text stays unchanged, messages become a readable conversation, and other values become JSON.
-
-    An image, a sound or a file becomes a marked piece of the text, from which :func:`_with_parts` restores the part.
-
-    Raises:
-        BadRequest: JSON cannot represent the value, or a part of a message cannot be passed on to a judge.
-    """
+    """Return the value of a field as text: messages as a readable conversation, and other values as JSON. An image, sound or file becomes a
+    marked piece, from which :func:`_with_parts` restores it. Raises ``BadRequest`` for a value or a part that cannot be written."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and {"role", "content"} <= value.keys():
@@ -188,20 +162,10 @@ def _with_parts(message: Any) -> Any:
 
 
 class Prompt:
-    """Makes the messages of a request from an item's fields.
+    """Makes the messages of a request from an item's fields. ``names`` are the fields that the templates name.
 
-    Args:
-        prompt: a template of the user message, a list of messages whose contents are templates, or a function from fields to messages.
-        system: a template of the system message, which comes first; None for no system message.
-        needed: the fields that are judged. The templates must name each of these fields, and each item must have all of them.
-        known: the fields that an item may have even if no template names them. None allows all fields.
-        what: name of ``prompt`` in error messages.
-
-    Attributes:
-        names: the fields that the templates name.
-
-    Raises:
-        ConfigError: ``prompt`` is of another type, or does not name a field of ``needed``.
+    Templates must name the fields in ``needed``, which are judged, and each item must have them. An item may have the fields in ``known``
+    even if no template names them; None allows all. ``what`` is the name of ``prompt`` in errors.
     """
 
     def __init__(
@@ -219,22 +183,29 @@ class Prompt:
             raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
-        """Return the messages for one item. A field without a value counts as missing; see :func:`is_absent`.
+        """Return the messages for one item. With ``extra``, unknown fields are allowed unless they look like a missing one.
 
-        Args:
-            fields: the fields of the item.
-            extra: True if unknown fields are allowed, except for a field whose name is close to the name of a missing field.
-
-        Raises:
-            ConfigError: a field is missing or unknown.
-            BadRequest: a field cannot be written into a prompt, or there is nothing to judge in it.
-        """
+        Raises ``ConfigError`` for a missing or unknown field, and ``BadRequest`` for one that cannot be written or has nothing to judge."""
         # without judged fields, the template fills in the columns of a table, and a column may have any name
         given = present(fields) if self._needed else {name: value for name, value in fields.items() if value is not None}
         for name in (self._needed - {"prompt"}) & given.keys():
             if is_conversation(given[name]) and is_missing(given[name][-1]):
                 raise BadRequest(f"the last message of {name!r} has no content, so there is nothing to judge")
-        self._check(given.keys(), extra)
+        if missing := self.names - given.keys():
+            name = min(missing)
+            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or has no value)"
+            raise ConfigError(f"{fault}; its fields are {_listed(given)}")
+        if missing := self._needed - given.keys():
+            raise ConfigError(f"the item has no {min(missing)!r} to judge (it is missing or has no value); its fields are {_listed(given)}")
+        used = given.keys() if self._known is None else self._known | self.names
+        if extra:
+            check_extra(given.keys() - used, used - given.keys())
+        elif unused := given.keys() - used:
+            name = min(unused)
+            raise ConfigError(
+                f"the field {name!r} is not used: the {self._what} uses {_listed(self.names or used)}; "
+                f"write {{{name}}} into a {self._what} of your own, or leave the field out"
+            )
         words = {name: in_words(given[name], name) for name in self.names}
         if self._build is None:
             turns = [{**message, "content": template.render(words)} for message, template in self._turns]
@@ -247,36 +218,17 @@ class Prompt:
             turns.insert(0, {"role": "system", "content": self._system.render(words)})
         return list(map(_with_parts, turns))
 
-    def _check(self, given: Set[str], extra: bool) -> None:
-        if missing := self.names - given:
-            name = min(missing)
-            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or has no value)"
-            raise ConfigError(f"{fault}; its fields are {_listed(given)}")
-        if not self._needed <= given:
-            name = min(self._needed - given)
-            raise ConfigError(f"the item has no {name!r} to judge (it is missing or has no value); its fields are {_listed(given)}")
-        if self._known is None or given <= self._known or given <= (used := self._known | self.names):
-            return
-        if extra:
-            check_extra(given - used, used - given)
-            return
-        name = min(given - used)
-        raise ConfigError(
-            f"the field {name!r} is not used: the {self._what} uses {_listed(self.names or used)}; "
-            f"write {{{name}}} into a {self._what} of your own, or leave the field out"
-        )
-
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
     """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, which is probably mistyped."""
     for name in sorted(extra) if missing else ():
         if near := _near(name, frozenset(missing)):
-            raise ConfigError(f"the item has a field {name!r}; did you mean {near!r}?")
+            raise ConfigError(f"the item has a field {name!r}; did you mean {near[0]!r}?")
 
 
 @lru_cache(maxsize=256)
-def _near(name: str, names: frozenset[str]) -> str | None:
-    return next(iter(closest(name, sorted(names), cutoff=TYPO)), None)
+def _near(name: str, names: frozenset[str]) -> Sequence[str]:
+    return closest(name, sorted(names), cutoff=TYPO)
 
 
 def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]]:
@@ -306,6 +258,7 @@ _AGREEMENT = "Where it differs from the reference answer in what it says, it is 
 
 
 def fenced(text: str) -> str:
+    """Return the text between lines of backticks that are longer than any row of backticks in it, so that no judged text ends its fence."""
     fence = "```"
     if fence in text:
         fence = "`" * (max(map(len, _BACKTICKS.findall(text))) + 1)

@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial
 from hashlib import blake2b
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions.operation import Decide as DecisionCodec
@@ -21,7 +21,7 @@ from qreward.judge.calls import JudgeCall, JudgeModel
 from qreward.judge.codec import encoded
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, DecidingModel, SingleQuestion, preference_question, question_of
-from qreward.judge.loop import ItemCalls
+from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
@@ -37,8 +37,8 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out. Raises
-    ``ConfigError`` for any other item."""
+    """Return an item as a mapping of fields. A tuple holds the values of ``names``; the last value may be left out. Raises
+    ``ConfigError``."""
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:
@@ -60,10 +60,11 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
 
 
 class ItemPrompt:
-    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages."""
+    """Makes the messages for an item from the prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
-    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
+    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
+        shows = config.rubric is None and shown_in(prompt, pairs=pairs) is not None
         self._prompt = Prompt(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
@@ -72,28 +73,21 @@ class ItemPrompt:
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self._prompt.names
-        self._appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
-        self.tells = self.has_place or self._appends  # how to answer, in the words of the judge
+        self.appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
+        self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
-        """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
+        """Return the messages for one item, in which ``question`` replaces ``{answer_form}``."""
         given = {**fields, ANSWER_FORM: question} if self.has_place else fields
         return CHAT.validate(self._prompt.messages(given, extra=extra))  # type: ignore[no-any-return]
 
-    def asking(self, messages: Messages, question: str) -> Messages:
-        """Return the messages with the question at the end. A template with ``{answer_form}`` contains the question already."""
-        return noted(messages, question) if question and self._appends else messages
 
-
-class ModelQuestions(NamedTuple):
-    """Holds the prompt and the questions for one model. Each question is one request."""
-
-    prompt: ItemPrompt
-    questions: Sequence[JudgeModel]
+ModelQuestions = tuple[ItemPrompt, Sequence[JudgeModel]]
+"""The prompt and the questions for one model. Each question is one request."""
 
 
 class RequestBuilder:
-    """Builds the requests of one judge, for single responses or for pairs. ``by_item`` returns the builder for the rubric of an item."""
+    """Makes the calls for items: single responses or pairs. ``by_item`` returns the builder for the rubric of an item."""
 
     def __init__(
         self,
@@ -104,49 +98,46 @@ class RequestBuilder:
         by_item: Callable[[Mapping[str, Any]], RequestBuilder] | None = None,
     ) -> None:
         self._by_item = by_item
-        self._models, self._samples, self.decide, self._calibrate = models, samples, decide, calibrate
-        self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
+        self._models, self._samples, self._decide, self._calibrate = models, samples, decide, calibrate
+        self._names, self._pairs = models[0][0].names, models[0][0].pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: None if by_item else len(questions) * each for _, questions in models}
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
-    def read(self, item: object) -> ItemCalls:
-        """Make the calls for an item of a batch. If this raises, the item has the exception in place of the calls."""
+    def read(self, item: object) -> ItemCalls | Invalid:
         extra = None
         try:
             extra = extra_of(item, self._names)
             return self.item(fields_of(item, self._names), extra, strict=False)
         except Exception as error:
-            return ItemCalls(error, self.decide, extra)
+            return Invalid(error, extra)
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
-        """Make the calls for the fields of an item. ``strict`` refuses fields that no template names."""
-        builder = self if self._by_item is None else self._by_item(fields)
-        return ItemCalls(builder.requests(fields, extra=not strict), builder.decide, extra)
-
-    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
-        """Make the calls for an item. ``extra`` allows fields that no template names."""
+        """Make the calls for an item. ``strict`` refuses fields that no template names."""
         if self._by_item is not None:
-            return self._by_item(fields).requests(fields, extra=extra)
-        group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
+            return self._by_item(fields).item(fields, extra, strict=strict)
+        group = None
+        if self._grouped:
+            group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
-        found: list[JudgeCall] = []
+        calls: list[JudgeCall] = []
         for prompt, questions in self._models:
             asked: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            bases = None if prompt.has_place else [prompt.messages(each, extra=extra) for each in orders]
+            bases: dict[int, Messages] = {}
             for sample, judge_model, order in product(range(self._samples), questions, range(len(orders))):
                 question = judge_model.question
                 if (question, order) not in asked:
-                    base = prompt.messages(orders[order], extra=extra, question=question) if bases is None else bases[order]
-                    messages = prompt.asking(base, question)
-                    asked[question, order] = messages, _digest(messages)
+                    if prompt.has_place or order not in bases:
+                        bases[order] = prompt.messages(orders[order], extra=not strict, question=question)
+                    base = bases[order]
+                    messages = noted(base, question) if question and prompt.appends else base
+                    asked[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
                 messages, digest = asked[question, order]
                 key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-                inputs = judge_model.input_of(messages)
-                found.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.format, judge_model.reasks, group))
-        return found
+                calls.append(JudgeCall(judge_model, judge_model.input_of(messages), key, sample, order > 0, judge_model.reasks, group))
+        return ItemCalls(calls, self._decide, self._result, extra)
 
-    def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
+    def _result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         score, votes, confidence = decided
         if not self._pairs:
             calibrated = score if self._calibrate is None else self._calibrate(score)
@@ -155,8 +146,8 @@ class RequestBuilder:
         return Comparison(preference, score, votes, usage, cached, confidence)
 
 
-MOST_RUBRICS = 512
-"""Number of rubrics of items whose requests are kept. The requests for a rubric that returns later are prepared again."""
+MOST_RUBRICS = 1024
+"""Number of rubrics of items, in all their spellings, whose requests are kept."""
 _ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
 
 Limits = tuple[int, ...]
@@ -164,7 +155,7 @@ Limits = tuple[int, ...]
 
 
 class Builders:
-    """Makes the request builders of one judge, and keeps them. A builder is made on first use."""
+    """Makes the request builders of one judge on first use, and keeps them."""
 
     def __init__(
         self,
@@ -178,8 +169,7 @@ class Builders:
         if self._column is not None and self._usual is None:
             config = config.model_copy(update={"rubric": _ANY})
         self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
-        self._of_value: dict[Any, Builders] = {}
-        self._of_rubric: dict[Any, Builders] = {}
+        self._of_rubric: dict[str | bytes, Builders] = {}  # a rubric as an item has it, or as settings -> its builders
         self._formats = {model: AnswerFormat(config) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
         self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
@@ -187,24 +177,21 @@ class Builders:
         self.written: Limits = (0,) * len(config.model)
         self._point: SingleQuestion | None = None
         if config.method != "write":
-            self._check_decisions()
+            if config.rubric is None:
+                if given["score"] is not None:
+                    raise ConfigError(
+                        "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
+                    )
+                self._point = question_of(given["verdict"], parser.scale, config.range, built_in=given["prompt"] is None)
+            if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
+                raise ConfigError(
+                    f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'"
+                )
             self.get((1,) * len(config.model), pairs=False)
         if config.method != "decide":
             self.get(self.written, pairs=False)
         if given["pair_prompt"] is not None:
             self.get(self.written, pairs=True)  # so that an invalid pair_prompt raises now
-
-    def _check_decisions(self) -> None:
-        config = self._config
-        if config.rubric is None:
-            if self._given["score"] is not None:
-                raise ConfigError(
-                    "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
-                )
-            built_in = self._given["prompt"] is None
-            self._point = question_of(self._given["verdict"], self._parser.scale, config.range, built_in=built_in)
-        if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
-            raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
         with self._lock:
@@ -214,15 +201,40 @@ class Builders:
             return self._made[key]
 
     def _make(self, limits: Limits, pairs: bool) -> RequestBuilder:
-        models = [
-            self._deciding(model, most, pairs) if most else self._writing(model, pairs)
-            for model, most in zip(self._config.model, limits, strict=True)
-        ]
+        config, ends = self._config, self._parser.ends
+        models = [self._questions(model, most, pairs) for model, most in zip(config.model, limits, strict=True)]
+        decide: Decide = partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
+        if pairs:
+            decide = partial(aggregate_comparisons, how=config.settle)
+        elif config.rubric is not None:
+            sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
+            bounds = config.range or (0.0, 1.0)
+            decide = partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=bounds)
         by_item = None if self._column is None else partial(self._of_item, limits, pairs)
-        return RequestBuilder(models, self._config.samples, self._decide_by(models, pairs), self._calibrate, by_item)
+        return RequestBuilder(models, config.samples, decide, self._calibrate, by_item)
+
+    def _questions(self, model: str, most: int, pairs: bool) -> ModelQuestions:
+        """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
+        into requests with at most ``most`` decisions."""
+        config, given, form, rubric = self._config, self._given, self._formats[model], self._config.rubric
+        apart = bool(most) or not (rubric is None or pairs)
+        if (pairs, apart) not in self._prompts:
+            self._prompts[pairs, apart] = ItemPrompt(given["pair_prompt" if pairs else "prompt"], config, pairs=pairs, apart=apart)
+        prompt = self._prompts[pairs, apart]
+        if not apart:
+            parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self._parser
+            return prompt, [WritingModel(model, parser, config, form, rubric, told=prompt.tells)]
+        if rubric is not None and not most:
+            return prompt, [WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria]
+        subjects: Sequence[Any]
+        if pairs:
+            subjects = [preference_question(built_in=given["pair_prompt"] is None, rubric=rubric)]
+        else:
+            subjects = [self._point] if rubric is None else evenly(rubric.criteria, most)
+        return prompt, [DecidingModel(model, each, config, self._decide) for each in subjects]
 
     def _of_item(self, limits: Limits, pairs: bool, fields: Mapping[str, Any]) -> RequestBuilder:
-        """Return the builder for the rubric of an item. Equal rubrics have one builder."""
+        """Return the builder for the rubric of an item."""
         value: Any = fields.get(str(self._column))
         if self._usual is not None and prompts.is_absent("reference", value):  # which holds for a blank text too
             value = self._usual
@@ -233,69 +245,18 @@ class Builders:
             value = value.tolist()
         key = value if isinstance(value, str) else encoded(value.settings() if isinstance(value, Rubric) else value)
         with self._lock:
-            found = self._of_value.get(key)
+            found = self._of_rubric.get(key)
         if found is None:
             try:
                 rubric = rubric_of_item(value)
             except BadRequest as error:
                 raise BadRequest(f"the rubric in {self._column!r} is wrong: {error}") from None
             with self._lock:
-                same = encoded(rubric.settings())
-                found = self._of_value[key] = self._of_rubric[same] = self._of_rubric.get(same) or self._with(rubric)
-                for known in (self._of_value, self._of_rubric):
-                    if len(known) > MOST_RUBRICS:
-                        del known[next(iter(known))]
+                found = self._of_rubric.get(same := encoded(rubric.settings()))
+                if found is None:  # they share the prompts and what is known of the models
+                    found = copy(self)
+                    found._config, found._column, found._made = self._config.model_copy(update={"rubric": rubric}), None, {}
+                self._of_rubric[key] = self._of_rubric[same] = found
+                while len(self._of_rubric) > MOST_RUBRICS:
+                    del self._of_rubric[next(iter(self._of_rubric))]
         return found.get(limits, pairs=pairs)
-
-    def _with(self, rubric: Rubric) -> Builders:
-        """Return builders with this rubric, which share the prompts and what is known of the models."""
-        other = copy(self)
-        other._config, other._column, other._made = self._config.model_copy(update={"rubric": rubric}), None, {}
-        return other
-
-    def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> Decide:
-        config = self._config
-        if pairs:
-            return partial(aggregate_comparisons, how=config.settle)
-        if config.rubric is None:
-            ends = self._parser.ends
-            return partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
-        sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
-        return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))
-
-    def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
-        if (pairs, apart) not in self._prompts:
-            prompt = self._given["pair_prompt" if pairs else "prompt"]
-            shows = self._config.rubric is None and shown_in(prompt, pairs=pairs) is not None
-            self._prompts[pairs, apart] = ItemPrompt(prompt, self._config, pairs=pairs, apart=apart, shows=shows)
-        return self._prompts[pairs, apart]
-
-    def _writing(self, model: str, pairs: bool) -> ModelQuestions:
-        config, form = self._config, self._formats[model]
-        if pairs:
-            parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"])
-            prompt = self._prompt(True, apart=False)
-            question = WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)
-            return ModelQuestions(prompt, (question,))
-        if config.rubric is None:
-            prompt = self._prompt(False, apart=False)
-            return ModelQuestions(prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),))
-        questions = tuple(WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria)
-        return ModelQuestions(self._prompt(False, apart=True), questions)
-
-    def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
-        """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
-        config = self._config
-        subjects: list[SingleQuestion | Sequence[Criterion]]
-        if pairs:
-            subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
-        elif config.rubric is None:
-            subjects = [self._point] if self._point is not None else []
-        else:
-            subjects = [*evenly(config.rubric.criteria, most)]
-        questions = [DecidingModel(model, each, config, self._decide) for each in subjects]
-        return ModelQuestions(self._prompt(pairs, apart=True), questions)
-
-
-def _digest(value: object) -> bytes:
-    return blake2b(encoded(value), digest_size=16).digest()

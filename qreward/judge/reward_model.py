@@ -92,7 +92,7 @@ class RewardModelScorer:
             raise ConfigError(f"a reward model takes prompt, response and reference, not {min(others)!r}; leave it out")
         runtime, spec = runtime_of(self._client), self._spec(None)
         call = spec.call({"prompt": prompt, "response": response, "reference": reference})
-        options = self._with_hedge({"timeout": timeout, "priority": priority, "tenant": tenant})
+        options = {"timeout": timeout, "priority": priority, "tenant": tenant, "hedge": self._params.get("hedge", True)}
         (result,) = await runtime.merged(spec, [call], runtime.request_options(options))
         return self._verdict(result.value, result.usage)
 
@@ -111,17 +111,16 @@ class RewardModelScorer:
         extras: dict[int, Mapping[str, Any]] = {}
 
         def as_verdict(result: Result[RewardScore]) -> Result[Verdict]:
-            return self._result(result, extras.get(result.index) if keep else extras.pop(result.index, None))
+            extra = extras.get(result.index) if keep else extras.pop(result.index, None)
+            answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
+            return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, result.attempts, extra)
 
-        given: dict[str, Any] = self._with_hedge(options)
+        given: dict[str, Any] = {**options, "hedge": self._params.get("hedge", True)}
         if on_result is not None:
             given["on_result"] = lambda result: on_result(as_verdict(result))
         spec = self._spec(extras if keep or on_result is not None else None)
         batch = await runtime_of(self._client).merged_many(spec, batch_items("items", items), given)
         return BatchResult([as_verdict(result) for result in batch], batch.stats)
-
-    def _with_hedge(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {**options, "hedge": self._params.get("hedge", True)}
 
     def _spec(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
         """Return the ``MergeSpec`` for the items. ``extras`` receives the extra fields of each item, by its index."""
@@ -164,10 +163,6 @@ class RewardModelScorer:
         if self._range is not None:
             number = min(max(number, self._range[0]), self._range[1])
         return Verdict(number, (Vote(number, model=self._model),), score.attributes or None, usage)
-
-    def _result(self, result: Result[RewardScore], extra: Mapping[str, Any] | None) -> Result[Verdict]:
-        answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
-        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, result.attempts, extra)
 
 
 def _item(item: object) -> dict[str, Any]:

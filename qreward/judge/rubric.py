@@ -6,13 +6,13 @@ This module defines values only. It must not import models or requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -22,10 +22,7 @@ from qreward.errors import BadRequest, ConfigError, Fault
 from qreward.judge.types import CriterionResult, CriterionResults
 from qreward.settings.base import Number, Policy, repeated, with_faults
 from qreward.settings.files import read_settings
-from qreward.spelling import did_you_mean
 
-KINDS: Mapping[str, type[Question]] = {"yes_no": YesNo, "score": Score, "choice": Choice}
-"""Name in settings -> kind of criterion."""
 MOST_CHOICES = 20
 """Maximum number of choices. A chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
 
@@ -41,10 +38,9 @@ class Criterion(Policy):
         instructions: a statement about the response, which is true or false; or a question, for a criterion with levels or choices.
         weight: weight in the score of the rubric. Use a negative weight, which lowers the score, for a statement that should not be true.
             A criterion with a ``gate`` may have the weight 0.
-        kind: ``YesNo``, ``Score`` or ``Choice``, or the name of the kind: ``yes_no``, ``score`` or ``choice``. The default is ``Score`` if
-            there are levels, ``Choice`` if there are choices, and otherwise ``YesNo``.
-        levels: the labels of 2 to 10 levels of a ``Score``, the worst first, or a mapping from labels to descriptions.
-        choices: 2 to ``MOST_CHOICES`` choices of a ``Choice``, each with its value from 0 to 1.
+        levels: the labels of 2 to 10 levels, the worst first, or a mapping from labels to descriptions. The model answers with a level.
+        choices: 2 to ``MOST_CHOICES`` options, each with its value from 0 to 1. The model answers with one of them. Without ``levels`` and
+            ``choices``, the answer is yes or no.
         gate: a threshold above 0 and at most 1. If the value of this criterion is below the threshold, the score of the whole rubric is 0.
             None for no gate.
 
@@ -57,10 +53,11 @@ class Criterion(Policy):
         0.75
     """
 
+    elsewhere: ClassVar[Mapping[str, str]] = {"kind": "leave it out, as levels or choices say it"}
+
     name: str = Field(min_length=1)
     instructions: str = Field(min_length=1)
     weight: Annotated[float, _Weight] = 1.0
-    kind: type[Question] = YesNo
     levels: tuple[str, ...] | dict[str, str] | None = None
     choices: dict[str, _Value] | None = None
     gate: Annotated[float, BeforeValidator(Number(above=0, most=1))] | None = None
@@ -73,21 +70,10 @@ class Criterion(Policy):
 
     @model_validator(mode="before")
     @classmethod
-    def _implied_kind(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or data.get("kind") is not None:
-            return data
-        implied = Choice if data.get("choices") is not None else Score if data.get("levels") is not None else YesNo
-        return {**data, "kind": implied}
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _by_name(cls, value: object) -> object:
-        if isinstance(value, str) and value in KINDS:
-            return KINDS[value]
-        if value not in KINDS.values():
-            hint = f"; {did_you_mean(value, KINDS)}" if isinstance(value, str) else ""
-            raise ValueError(f"must be YesNo, Score or Choice, or one of the names {', '.join(map(repr, KINDS))}{hint}")
-        return value
+    def _of_mapping(cls, data: object) -> object:
+        if not isinstance(data, Mapping | Criterion):
+            raise ValueError(f"must be a mapping with name and instructions, not {type(data).__name__}")
+        return data
 
     @field_validator("levels", mode="before")
     @classmethod
@@ -98,10 +84,8 @@ class Criterion(Policy):
 
     @model_validator(mode="after")
     def _consistent(self) -> Criterion:
-        for name, kind in (("levels", Score), ("choices", Choice)):
-            if (getattr(self, name) is not None) != (self.kind is kind):
-                does = "needs" if self.kind is kind else "has no"
-                raise ValueError(f"a {self.kind.__name__} {does} {name}")
+        if self.levels is not None and self.choices is not None:
+            raise ValueError("has levels and choices; give it one of them")
         if self.choices is not None and len(self.choices) > MOST_CHOICES:
             raise ValueError(f"choices: must be at most {MOST_CHOICES}, not {len(self.choices)}")
         if self.weight == 0 and self.gate is None:
@@ -155,7 +139,7 @@ class CriterionGroup:
         self.criteria = criteria
         ends = list(accumulate(len(each.option_values) for each in criteria))
         self._spans = [
-            (end - len(each.option_values), end, None if each.kind is YesNo else each.option_values)
+            (end - len(each.option_values), end, None if isinstance(each.question, YesNo) else each.option_values)
             for each, end in zip(criteria, ends, strict=True)
         ]
 
@@ -239,22 +223,17 @@ class Rubric:
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the criteria as plain values. :meth:`load` makes an equal rubric from them."""
-        names = {kind: name for name, kind in KINDS.items()}
-        return [{**each.model_dump(exclude_defaults=True), "kind": names[each.kind]} for each in self.criteria]
+        return [each.model_dump(exclude_defaults=True) for each in self.criteria]
 
     @cached_property
     def _gates(self) -> tuple[tuple[int, float], ...]:
         return tuple((place, each.gate) for place, each in enumerate(self.criteria) if each.gate is not None)
 
     @cached_property
-    def _weights(self) -> tuple[tuple[float, ...], float]:
+    def _weights(self) -> tuple[tuple[float, ...], float, float]:
+        """All weights, the sum of the positive ones, and the sum of the absolute ones."""
         weights = tuple(each.weight for each in self.criteria)
-        return weights, sum(weight for weight in weights if weight > 0)
-
-    @cached_property
-    def _absolute(self) -> tuple[tuple[float, ...], float]:
-        weights = tuple(abs(each.weight) for each in self.criteria)
-        return weights, sum(weights)
+        return weights, sum(weight for weight in weights if weight > 0), sum(map(abs, weights))
 
     def in_words(self) -> str:
         """Return a text that lists the criteria with their weights, for a question about all criteria together."""
@@ -267,7 +246,7 @@ class Rubric:
         for place, gate in self._gates:
             if values[place] < gate:
                 return 0.0
-        weights, best = self._weights
+        weights, best, _ = self._weights
         total: float = sum(map(mul, weights, values))
         return min(1.0, max(0.0, total / best))
 
@@ -280,8 +259,8 @@ class Rubric:
         """
         if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
             return max(shut)
-        weights, most = self._absolute
-        mean: float = sum(map(mul, weights, confidences)) / most
+        weights, _, most = self._weights
+        mean: float = sum(map(mul, map(abs, weights), confidences)) / most
         return min([mean, *(confidences[place] for place, _ in self._gates)])
 
     @classmethod
@@ -301,12 +280,20 @@ class Rubric:
             >>> [each.name for each in rubric.criteria]
             ['right', 'clear']
         """
-        if isinstance(source, str | Path):
-            return _of_file(source)
-        found = rubric_or_faults(source)
-        if isinstance(found, Rubric):
-            return found
-        raise with_faults([((), text) if not path else (path, f"{_dotted(path)}: {text}") for path, text in found], lambda _: "Rubric: ")
+        if not isinstance(source, str | Path):
+            try:
+                return rubric_of(source)
+            except ConfigError as error:
+                raise with_faults(error.faults, lambda path: f"Rubric: {_at(path)}") from None
+        content, place = read_settings(source, empty="it must hold a rubric", known="with the key rubric")
+        if content.keys() != {"rubric"}:
+            others = ", ".join(map(repr, sorted(content))) or "none"
+            raise ConfigError(f"{place}: must have one key, rubric, with a list of criteria, not {others}")
+        try:
+            return rubric_of(content["rubric"])
+        except ConfigError as error:
+            paths = [(("rubric", *path), text) for path, text in error.faults]
+            raise place.named(with_faults([(path, _at(path) + text) for path, text in paths], lambda _: "")) from None
 
 
 _BULLET = re.compile(r"\s*(?:[-*\u2022]|\d+[.)])\s+")
@@ -317,27 +304,23 @@ def rubric_of_item(value: object) -> Rubric:
 
     A criterion without a name has its instructions as its name. Raises ``BadRequest`` that lists all faults with their places.
     """
-    if isinstance(value, str):
-        value = _in_text(value.strip())
+    if isinstance(value, str) and (text := value.strip())[:1] in ("[", "{"):
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"it begins like JSON, but is not JSON: {error}") from None
+    elif isinstance(value, str):
+        value = [_BULLET.sub("", line, count=1).strip() for line in text.splitlines() if line.strip()]
     if isinstance(value, Sized) and not value:
         raise BadRequest("it is empty")
     if isinstance(value, Mapping) and isinstance(value.get("criteria"), Sequence) and not isinstance(value["criteria"], str):
         if others := sorted(map(str, value.keys() - {"criteria"})):
             raise BadRequest(f"{others[0]!r} beside 'criteria' is not known; a rubric has only criteria")
         value = value["criteria"]
-    found = rubric_or_faults([*map(_with_name, value)] if isinstance(value, list | tuple) else value)
-    if isinstance(found, Rubric):
-        return found
-    raise BadRequest("; ".join(f"{_dotted(path)}: {text}" if path else text for path, text in found))
-
-
-def _in_text(text: str) -> object:
-    if text[:1] not in ("[", "{"):
-        return [_BULLET.sub("", line, count=1).strip() for line in text.splitlines() if line.strip()]
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"it begins like JSON, but is not JSON: {error}") from None
+        return rubric_of([*map(_with_name, value)] if isinstance(value, list | tuple) else value)
+    except ConfigError as error:
+        raise BadRequest(str(error).replace("\n", "; ")) from None
 
 
 def _with_name(settings: object) -> object:
@@ -349,63 +332,45 @@ def _with_name(settings: object) -> object:
     return {"name": given["instructions"], **given} if "instructions" in given else given
 
 
-def rubric_or_faults(source: object) -> Rubric | list[Fault]:
-    """Return the rubric in settings that are not a file, or the faults of the settings. A fault is a path and a text."""
+def rubric_of(source: object) -> Rubric:
+    """Return the rubric in settings that are not a file. Raises ``ConfigError`` with all faults: their paths, and texts without paths."""
     if isinstance(source, Rubric):
         return source
-    entries: list[tuple[tuple[str | int, ...], object]]
+    entries: Iterable[tuple[Any, Any]]
     if isinstance(source, Mapping):
-        entries = [((str(name),), _named(str(name), settings)) for name, settings in source.items()]
-        if strays := [path for path, settings in entries if isinstance(settings, Mapping) and settings.get("name") != path[0]]:
-            return [((*path, "name"), "differs from the key, which is the name of the criterion; leave it out") for path in strays]
+        entries = [(str(name), _named(str(name), settings)) for name, settings in source.items()]
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
-        entries = [((place,), settings) for place, settings in enumerate(source)]
+        entries = enumerate(source)
     else:
-        return [((), f"must be a list of criteria, a mapping from their names, or the path of a file, not {type(source).__name__}")]
+        kind = type(source).__name__
+        raise _wrong([((), f"must be a list of criteria, a mapping from their names, or the path of a file, not {kind}")])
     criteria: list[Criterion] = []
     faults: list[Fault] = []
-    for path, settings in entries:
-        criterion = _criterion(settings)
-        if isinstance(criterion, Criterion):
-            criteria.append(criterion)
-        else:
-            faults += [((*path, *inner), text) for inner, text in criterion]
+    for key, settings in entries:
+        if isinstance(source, Mapping) and isinstance(settings, Mapping) and settings.get("name") != key:
+            faults.append(((key, "name"), "differs from the key, which is the name of the criterion; leave it out"))
+            continue
+        try:
+            criteria.append(Criterion.from_content(settings))
+        except ConfigError as error:
+            faults += [((key, *path), text.removeprefix(_at(path))) for path, text in error.faults]
     if faults:
-        return faults
+        raise _wrong(faults)
     try:
         return Rubric(criteria)
     except ConfigError as error:
-        return [((), str(error).removeprefix("Rubric: "))]
+        raise _wrong([((), str(error).removeprefix("Rubric: "))]) from None
 
 
 def _named(name: str, settings: object) -> object:
     if isinstance(settings, str):
         return {"name": name, "instructions": settings}
-    return {**settings, "name": name} if isinstance(settings, Mapping) and settings.get("name", name) == name else settings
+    return {"name": name, **settings} if isinstance(settings, Mapping) else settings
 
 
-def _criterion(settings: object) -> Criterion | list[Fault]:
-    if isinstance(settings, Criterion):
-        return settings
-    if not isinstance(settings, Mapping):
-        return [((), f"must be a mapping with name and instructions, not {type(settings).__name__}")]
-    try:
-        return Criterion.from_content(settings)
-    except ConfigError as error:
-        return [(path, text.removeprefix(f"{_dotted(path)}: ")) for path, text in error.faults]
+def _wrong(faults: Sequence[Fault]) -> ConfigError:
+    return with_faults(faults, _at)
 
 
-def _dotted(path: Sequence[str | int]) -> str:
-    return ".".join(map(str, path))
-
-
-def _of_file(path: str | Path) -> Rubric:
-    content, place = read_settings(path, empty="it must hold a rubric", known="with the key rubric")
-    if content.keys() != {"rubric"}:
-        raise ConfigError(
-            f"{place}: must have one key, rubric, with a list of criteria, not {', '.join(map(repr, sorted(content))) or 'none'}"
-        )
-    found = rubric_or_faults(content["rubric"])
-    if isinstance(found, Rubric):
-        return found
-    raise place.named(with_faults([(("rubric", *path), f"{_dotted(('rubric', *path))}: {text}") for path, text in found], lambda _: ""))
+def _at(path: Sequence[str | int]) -> str:
+    return f"{'.'.join(map(str, path))}: " if path else ""

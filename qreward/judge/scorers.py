@@ -1,9 +1,8 @@
-"""Functions for a scorer that was passed as an argument: its asynchronous form, its description in a journal, and a check of its
-verdicts."""
+"""Functions for a scorer that was passed as an argument, its input and its verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from math import isfinite
 from typing import Any
 
@@ -24,6 +23,23 @@ def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_sc
     return scorer  # type: ignore[no-any-return]
 
 
+async def one_by_one(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    """Read an input of either kind, and close it at the end."""
+    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    try:
+        if isinstance(items, AsyncIterable):
+            async for item in iterator:
+                yield item
+        else:
+            for item in iterator:
+                yield item
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
+        elif (close := getattr(iterator, "close", None)) is not None:
+            close()
+
+
 def models_of(scorer: Any) -> tuple[str, ...]:
     """Return the models that a judge or reward model asks; empty for another scorer."""
     models = getattr(getattr(scorer, "_config", None), "model", None) or getattr(scorer, "_model", None) or ()
@@ -31,7 +47,7 @@ def models_of(scorer: Any) -> tuple[str, ...]:
 
 
 def check_finite(verdict: Verdict) -> None:
-    """Raise ``InvalidResponse`` if the score or an attribute of a verdict is not a finite number. A scorer of the user may return one."""
+    """Raise ``InvalidResponse`` if the score or an attribute of a verdict, perhaps of a scorer of the user, is not a finite number."""
     for name, number in {"score": verdict.score, **(verdict.attributes or {})}.items():
         try:
             is_finite = isfinite(number)

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from pydantic import BeforeValidator, model_validator
 
-from qreward.errors import BudgetExceeded
+from qreward.errors import BudgetExceeded, ConfigError
 from qreward.records import AttemptRecord, Usage
 from qreward.results import dollars
 from qreward.settings.base import Number, Policy
@@ -42,14 +42,14 @@ class Budget(Policy):
 
 
 class Spending:
-    """Counts what a judge spends. Any thread may use it.
-
-    Args:
-        judge: names the judge in messages.
-        prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-    """
+    """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
+        if budget is not None and budget.cost is not None and not prices:
+            raise ConfigError(
+                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
+                "completion tokens)), or a budget of tokens"
+            )
         self._judge, self._budget, self._prices = judge, budget, prices
         self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
         self._cost: float | None = None
@@ -57,7 +57,6 @@ class Spending:
 
     @property
     def total(self) -> Usage:
-        """What was spent so far."""
         return Usage(self._prompt, self._completion, self._tokens, cost=self._cost, unreported=self._unreported)
 
     def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
@@ -87,20 +86,17 @@ class Spending:
         """
         if self._budget is None:
             return None
-        if self._silent:
-            why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"
-            return self._error(why)
         share = 1 + self._unreported / max(1, self._answers)
-        cost, tokens = (self._cost or 0.0) * share, self._tokens * share
+        cost, tokens, said = (self._cost or 0.0) * share, self._tokens * share, ""
         if self._budget.cost is not None and cost >= self._budget.cost:
             said = f"${cost:.4g} of ${self._budget.cost:g}"
         elif self._budget.tokens is not None and tokens >= self._budget.tokens:
             said = f"{tokens:.0f} of {self._budget.tokens} tokens"
-        else:
+        why = f"the budget of the judge {self._judge} is spent ({said}), so no request is sent; raise budget"
+        if self._silent:
+            why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"
+        elif not said:
             return None
-        return self._error(f"the budget of the judge {self._judge} is spent ({said}), so no request is sent; raise budget")
-
-    def _error(self, why: str) -> BudgetExceeded:
         error = BudgetExceeded(why)
         if not self._logged:
             self._logged = True

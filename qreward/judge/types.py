@@ -1,13 +1,9 @@
-"""The ``Scorer`` interface with its inputs and results, shared by judges, reward models and trainer adapters.
-
-This module must not import prompts, models or trainers.
-"""
+"""The ``Scorer`` interface with its inputs and results. This module must not import prompts, models or trainers."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Unpack
 
 from qreward.decisions import Option
@@ -26,7 +22,7 @@ Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 
 
 def _rounded(value: object) -> str:
-    """Return the ``repr`` of a value, with at most three decimals for a float and for the floats of a mapping."""
+    """Return the ``repr`` of a value, with at most three decimals."""
     if isinstance(value, float):
         return f"{round(value, 3) + 0.0:g}"  # adding 0.0 makes -0.0 positive
     if isinstance(value, Mapping):
@@ -63,7 +59,6 @@ class CriterionResult(NamedTuple):
     reason: str | None = None
 
     def __repr__(self) -> str:
-        """Return the score, whether it passed the gate, and the other attributes that are set. Numbers have three decimals."""
         found = {name: value for name, value in self._asdict().items() if value not in (None, "")}
         shown = {"score": self.score, "passed": self.passed, **found}
         return f"CriterionResult({', '.join(f'{name}={_rounded(value)}' for name, value in shown.items())})"
@@ -75,7 +70,7 @@ class CriterionResult(NamedTuple):
 
 
 class CriterionResults(dict[str, CriterionResult]):
-    """Maps the name of each criterion of a rubric to its outcome. The ``KeyError`` for an unknown name suggests the closest name."""
+    """Maps the name of each criterion of a rubric to its outcome."""
 
     def __missing__(self, name: object) -> CriterionResult:
         raise KeyError(f"there is no criterion {name!r}; {did_you_mean(name, self)}")
@@ -146,7 +141,7 @@ class Verdict:
 
     @property
     def criteria(self) -> Mapping[str, CriterionResult] | None:
-        """The outcome of each criterion in the first vote, by name; None without a rubric."""
+        """The ``criteria`` of the first vote."""
         return self.votes[0].criteria if self.votes else None
 
     @property
@@ -215,23 +210,14 @@ def _shown(of: Verdict | Comparison, outcome: str) -> str:
     scores = f" from {len(of.votes)} votes ({', '.join(_rounded(vote.score) for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
     criteria = (of.votes[0].criteria or {}) if of.votes else {}
-    by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # criteria below their gate come first, because the repr is cut
-    said = ", ".join(starmap(_criterion_shown, by_gate)) or (of.votes[0].text if of.votes else "")
-    text = " ".join(said[: 4 * _SHOWN].split())
+    said = [
+        f"{name} {_rounded(each.score)}" if each.passed else f"{name} {each.score:g} below its gate {each.gate:g}"
+        for name, each in sorted(criteria.items(), key=lambda each: each[1].passed)  # those below their gate come first, as the text is cut
+    ] or [of.votes[0].text if of.votes else ""]
+    text = " ".join(", ".join(said)[: 4 * _SHOWN].split())
     begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-    return "".join([
-        f"<{type(of).__name__} {outcome}{scores}",
-        f" by {models}" if models else "",
-        " cached" if of.cached else "",
-        f": {begins!r}" if begins else "",
-        ">",
-    ])  # fmt: skip
-
-
-def _criterion_shown(name: str, result: CriterionResult) -> str:
-    if result.passed:
-        return f"{name} {_rounded(result.score)}"
-    return f"{name} {result.score:g} below its gate {result.gate:g}"  # not rounded, so that the score never seems to be the gate
+    by, cached = f" by {models}" if models else "", " cached" if of.cached else ""
+    return f"<{type(of).__name__} {outcome}{scores}{by}{cached}{f': {begins!r}' if begins else ''}>"
 
 
 class Scorer(Protocol):
@@ -266,7 +252,6 @@ class Scorer(Protocol):
 
 
 def check_batch_options(options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for an unknown option of ``batch_score``."""
     known = JudgeBatchOptions.__optional_keys__
     for name in options:
         if name not in known:

@@ -58,24 +58,16 @@ class VerdictParser:
             if not low <= number <= high:
                 raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
         self._range = None if range is None else bounds("range", range)
-        self.form, self._options = form, shape.kind.options
-        self._check_form(shape)
+        self.form, self._options, self._is_number = form, shape.kind.options, shape.kind.number
+        if form is not JSON and shape.name is None:
+            raise ConfigError(f"answer: {model.__name__} has no single field that states the verdict, so only JSON can state it")
+        for grade, worth in form.values:
+            if not self._is_number or not low <= worth <= high:
+                raise ConfigError(
+                    f"answer.values: {grade!r} stands for {worth:g}, which is not on the scale ({low:g}, {high:g}); set scale"
+                )
         self._score = options.callback("score", score)
         self._attribute = "" if score else _score_attribute(shape)
-        self._is_number = shape.kind.number
-
-    def _check_form(self, shape: VerdictSchema[Any]) -> None:
-        """Raise ``ConfigError`` if a verdict of this model cannot be written in the form."""
-        if self.form is JSON:
-            return
-        if shape.name is None:
-            raise ConfigError(f"answer: {self.model.__name__} has no single field that states the verdict, so only JSON can state it")
-        low, high = self.scale
-        for grade, score in self.form.values:
-            if not shape.kind.number or not low <= score <= high:
-                raise ConfigError(
-                    f"answer.values: {grade!r} stands for {score:g}, which is not on the scale ({low:g}, {high:g}); set scale"
-                )
 
     @cached_property
     def instruction(self) -> str:
@@ -104,7 +96,7 @@ class VerdictParser:
         parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=None if self.form is JSON else self.form)
         what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"
         verdict = _called(what, parse, reply.text, self.model)
-        reward = self._own_score(verdict) if self._score is None else _users_score(self._score, verdict)
+        reward = self._own_score(verdict) if self._score is None else self._users_score(verdict)
         if reward is None:
             raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
         return reward, verdict
@@ -126,6 +118,11 @@ class VerdictParser:
         first, last = self._range
         return first + (last - first) * ((number - low) / (high - low))
 
+    def _users_score(self, verdict: BaseModel) -> float | None:
+        name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
+        reward = _called(name, self._score, verdict)  # type: ignore[arg-type]
+        return None if reward is None else _number(reward, name)
+
 
 def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call the user's code. Its exceptions become ``ScoreFunctionError``, except those that must not be caught."""
@@ -135,12 +132,6 @@ def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise
     except BaseException as error:
         raise ScoreFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
-
-
-def _users_score(score: Callable[..., Any], verdict: BaseModel) -> float | None:
-    name = f"the score function {getattr(score, '__qualname__', type(score).__name__)!r}"
-    reward = _called(name, score, verdict)
-    return None if reward is None else _number(reward, name)
 
 
 def _score_attribute(shape: VerdictSchema[Any]) -> str:

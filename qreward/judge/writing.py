@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, Literal
@@ -25,22 +25,20 @@ from qreward.judge.verdict_parser import VerdictParser
 from qreward.options import preparer
 
 SENT_BACK = 4000
-"""Maximum number of characters of an unreadable answer that are sent back to the model. The last characters are sent, because the verdict
-is at the end."""
+"""Maximum number of characters of an unreadable answer, the last ones, that are sent back to the model."""
 SHOWN = 200
 """Maximum number of characters of an unreadable answer in an error message."""
 MOST_TOKENS = 16_384
-"""The limit of tokens up to which a limit of the user is doubled after an answer that was cut off."""
+"""The limit of tokens up to which a limit is doubled after an answer that was cut off."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "budget_tokens")
-"""Names of the limit of tokens for thinking: Gemini and Qwen, vLLM, llama.cpp, Anthropic. They may be inside other parameters."""
+"""The limit of tokens for thinking: Gemini and Qwen, vLLM, llama.cpp, Anthropic. It may be inside other parameters."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
 
 
 class AnswerFormat:
-    """Holds the response format that the servers of a model accept, for all questions to the model. With ``auto``, new requests use the
-    next of ``FORMATS`` when a server rejects a format."""
+    """The response format that the servers of a model accept. With ``auto``, it is the next of ``FORMATS`` when a server rejects it."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self.is_auto = config.response_format == "auto"
@@ -49,8 +47,7 @@ class AnswerFormat:
         self.was_cut = False
 
     def reject(self, form: str) -> None:
-        """Move to the next format, because ``form`` was rejected. Does nothing if another request has already changed the format."""
-        if self.format == form:
+        if self.format == form:  # otherwise another request has already changed it
             self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
@@ -86,39 +83,39 @@ class WritingModel:
         self._thinking = _budget_in(merged)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._prepare: dict[tuple[str, int, int, int], Callable[[Any], WireRequest]] = {}
+        self._blanks: dict[tuple[str, int, int, int], WireRequest] = {}
         try:
-            self.prepare(0)
+            self.blank(0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
     @property
     def format(self) -> str:
-        """The form of new requests. It changes when servers reject it."""
         return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
         return messages
 
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
-        """Return the name of the criterion that a request asks about; ``""`` for several or none."""
         return "" if self._criterion is None else self._criterion.name
 
-    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:
-        """Return the function that makes a request from its messages. A ``seed`` is increased by one for each sample. ``room`` is the
-        factor by which a limit of tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
-        key = self.format, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
-        if key not in self._prepare:
-            form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
+    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:
+        """Return a request without messages. A ``seed`` is increased by one for each sample. ``room`` is the factor by which a limit of
+        tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
+        form = self.format
+        key = form, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
+        if key not in self._blanks:
+            shape = {"response_format": self._formats[form]} if form in self._formats else {}
             seed = {} if self._seed is None else {"seed": self._seed + sample}
             body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
             if isinstance(body, Mapping):
                 body = {name: value for name, value in body.items() if name not in room_for}
-            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed, **room_for}, self._headers, body)
-        return self._prepare[key]
+            make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **room_for}, self._headers, body)
+            self._blanks[key] = make([{"role": "user", "content": ""}])
+        return self._blanks[key]
 
     def _limits_for(self, room: int, cut_at: int) -> dict[str, int]:
-        """Return the limits of tokens. If they are raised, an answer fits after all the thinking that is allowed."""
+        """Return the raised limits of tokens. An answer fits after all the thinking that is allowed."""
         if room == 1:
             return self._limits
         limits = self._limits or ({LIMITS[0]: cut_at} if 0 < cut_at < MOST_TOKENS else {})
@@ -128,7 +125,7 @@ class WritingModel:
         return self._limits_for(2 * room, cut_at) != self._limits_for(room, cut_at)
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
-        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format."""
+        """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
         empty = not said and form not in self._form.written
         if not self._form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
@@ -137,7 +134,7 @@ class WritingModel:
         return True
 
     def parse(self, answer: Any) -> ModelReply:
-        """Return the reply. An ending that the settings of the judge accept counts as ``stop``. An unknown ending is logged once."""
+        """Return the reply, in which an ending that the settings accept counts as ``stop``."""
         reply = parse_reply(answer)
         if reply.text.strip():
             self._form.written.add(self.format)
@@ -181,13 +178,12 @@ class WritingModel:
 
 
 def _budget_in(params: Mapping[str, Any]) -> int:
-    """Return the limit of tokens for thinking in parameters and the mappings in them; 0 if there is none."""
     found = [value for name, value in params.items() if name in BUDGETS and type(value) is int]
     return max([0, *found, *(_budget_in(value) for value in params.values() if isinstance(value, Mapping))])
 
 
 def parser_of(criterion: Criterion) -> VerdictParser:
-    """Return the parser of written answers to a criterion. The parser gives the value of an answer, from 0 to 1."""
+    """Return the parser of written answers to a criterion, whose scores are from 0 to 1."""
     if criterion.levels is not None:
         return VerdictParser(ScoreVerdict, scale=(0.0, len(criterion.levels) - 1.0))
     if criterion.choices is None:
@@ -198,7 +194,7 @@ def parser_of(criterion: Criterion) -> VerdictParser:
 
 @lru_cache(maxsize=32)
 def _choice_verdict(count: int) -> type[BaseModel]:
-    """Return the model of a choice that is written as a letter, because labels may be long, or differ only in upper and lower case."""
+    """Return the model of a choice. It is written as a letter, because labels may be long, or differ only in upper and lower case."""
     letters: Any = Literal[tuple(ascii_uppercase[:count])]
     fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
     return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
@@ -215,7 +211,7 @@ def in_words(criterion: Criterion) -> str:
 
 
 def noted(messages: Messages, note: str) -> Messages:
-    """Return the messages with a note at the end of the last message. If the last message is not the user's, the note is a new message."""
+    """Return the messages with a note at the end of the last message, or in a new one if the last is not the user's."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if last.get("role") != "user" or not isinstance(content, str | list):

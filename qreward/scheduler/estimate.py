@@ -5,7 +5,7 @@
 
 ``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.wait``).
 ``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). Each failure
-              of the task itself at the source doubles it for this task (``Task.burden``).
+              of the task itself at the source quadruples it for this task (``Task.burden``).
 ``pace``      seconds per unit of work without load, a ratio of sums. With few answers it is pulled towards the common pace of the pool's
               sources, as if each source had given ``PRIOR`` answers at the common pace (empirical Bayes, Morris 1983). It forgets with age,
               so an idle source is expected to be like the others again.

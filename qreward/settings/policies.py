@@ -137,8 +137,8 @@ class Limits(Policy):
         max_concurrency: maximum number of requests in flight.
         adaptive: True measures how many requests in flight, and how many requests per second, the endpoint can take, up to
             ``max_concurrency``. False uses ``max_concurrency`` (64 if it is not set) as a fixed limit.
-        rpm: maximum number of requests per minute.
-        tpm: maximum number of tokens per minute.
+        rpm: maximum number of requests in any minute. They may be sent at once, and are spaced evenly for a time after a rejection.
+        tpm: maximum number of tokens in any minute, in the same way.
         tpm_counts: which tokens the provider counts: the tokens that were ``used`` (default), or the tokens that were ``reserved``
             (``max_tokens``).
         connects_per_second: maximum number of new connections per second.

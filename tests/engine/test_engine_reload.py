@@ -149,20 +149,20 @@ async def test_a_rate_may_come_change_and_go() -> None:
     async with over(config_of(endpoint("a", 10))) as (client, servers):
         batch = begin(client, 400)
         counts = []
-        for rpm in (None, 120, 600, None):
+        for rpm in (None, 6, 36, None):
             client.reload(config_of(endpoint("a", limits=Limits(max_concurrency=10, adaptive=False, rpm=rpm))))
             await asyncio.sleep(1.2)  # what is due already
             sent = len(servers.sent)
             await asyncio.sleep(10)
             counts.append(len(servers.sent) - sent)
-        assert counts == [100, pytest.approx(20, abs=1), pytest.approx(100, abs=2), 100]
+        assert counts == [100, 0, pytest.approx(10, abs=2), 100]
         assert (await batch).stats.ok == 400
-    before, after = (config_of(endpoint("a", limits=Limits(adaptive=False, rpm=rpm))) for rpm in (1, 2))
+    before, after = (config_of(endpoint("a", limits=Limits(adaptive=False, rpm=rpm))) for rpm in (2, 1))
     async with over(before) as (client, servers):
         await ask(client)
         client.reload(after)
         await ask(client)
-        assert servers.sent[1][2] - servers.sent[0][2] >= 29.9, "what was sent before the rate changed counts against the new one"
+        assert servers.sent[1][2] - servers.sent[0][2] >= 60, "what was sent before the rate changed counts against the new one"
 
 
 def test_what_a_server_told_of_its_rate_is_kept_beside_the_operators() -> None:

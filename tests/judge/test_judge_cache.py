@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -225,13 +225,13 @@ def entry(number: int, text: str) -> CacheEntry:
 def texts_in(cache: Cache, *keys: tuple[bytes, str]) -> list[str | None]:
     """The texts that are found after the cache was closed once."""
 
-    async def run() -> list[ModelReply | None]:
+    async def run() -> Mapping[bytes, ModelReply]:
         await asyncio.to_thread(cache.close)
         return await cache.look_up(keys)
 
     found = asyncio.run(run())
     cache.close()
-    return [reply and reply.text for reply in found]
+    return [found[key].text if key in found else None for key, _ in keys]
 
 
 def test_any_text_is_kept_as_it_is_and_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
+    BatchCancelled,
     ClientClosed,
     ConfigError,
     DeadlineExceeded,
@@ -106,8 +107,8 @@ async def test_a_sure_verdict_stands_and_an_unsure_one_goes_on() -> None:
             tokens = 15 * (1 if by == "small" else 2)
             if (verdict.decided_by, verdict.score, verdict.usage and verdict.usage.total_tokens) != (by, number, tokens):
                 faults.append((said, verdict.decided_by, verdict))
-        if (cascade.stats().decided_by[by], cascade.stats().escalated, small.closed) != (2, float(by == "strong"), 1):
-            faults.append((said, cascade.stats(), small.closed))
+        if small.closed != 1:
+            faults.append((said, small.closed))
         if small.given[0] != {"timeout": small.given[0]["timeout"], "reference": "x", "rubric": "y"}:
             faults.append((said, small.given[0]))
     assert faults == []
@@ -118,6 +119,7 @@ async def test_errors_that_no_other_stage_would_mend_stand_and_so_does_what_the_
         (ConfigError("no response"), (1.0, 1.0), ConfigError),
         (NoEndpoint("no route"), (1.0, 1.0), NoEndpoint),
         (ClientClosed("closed"), (1.0, 1.0), ClientClosed),
+        (BatchCancelled("by an operator"), (1.0, 1.0), BatchCancelled),
         (DeadlineExceeded("late"), (1.0, 1.0), DeadlineExceeded),
         ((1.0, 0.1), InvalidResponse("unreadable"), InvalidResponse),
         (RateLimited("busy"), InvalidResponse("unreadable"), InvalidResponse),
@@ -438,13 +440,11 @@ def test_settings_make_a_cascade_and_what_is_none_is_refused() -> None:
             make_scorer(some_client(), made) if isinstance(made := make(**settings), CascadeConfig) else made
 
 
-def test_a_copy_has_the_settings_and_its_own_statistics() -> None:
+def test_a_copy_has_the_settings() -> None:
     cascade = Cascade([RewardModelScorer(some_client(), "rm"), Judge(some_client(), model="j")], min_confidence=[0.3], confidence=distance)
-    cascade._count("rm")
     copy = pickle.loads(pickle.dumps(cascade))
     assert repr(copy) == repr(cascade) == "<Cascade rm -> j>"
     assert copy._stages[0].min_confidence == 0.3
-    assert (cascade.stats().decided_by, copy.stats().decided_by, copy.stats().escalated) == ({"rm": 1, "j": 0}, {"rm": 0, "j": 0}, 0.0)
 
 
 @pytest.mark.real_time(30)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from judge_tools import JudgeBackend, Sent, always, endpoint, judge_over, now, prefers, refused
 
-from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
+from qreward.errors import BadRequest, BatchCancelled, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
 from qreward.judge import Ranking
+from qreward.judge.loop import ItemBatch
 from qreward.results import BatchInterrupted, Result
+from qreward.runtime import runtime_of
 
 PROMPT = "Name a large number."
 
@@ -228,6 +230,17 @@ async def test_groups_that_are_not_ranked_by_the_deadline_fail_with_it() -> None
     assert [type(result.error) for result in batch] == [type(None), *[DeadlineExceeded] * 700]
     assert (batch[1].usage is not None, batch[700].usage) == (True, None)
     assert (batch.stats.items, batch.stats.failed) == (701, 700)
+
+
+async def test_a_group_whose_batch_is_cancelled_between_two_rounds_is_not_ranked_by_half_of_its_comparisons() -> None:
+    async with judge_over(JudgeBackend(larger)) as judge:
+        batch = asyncio.create_task(judge.batch_rank([(PROMPT, [str(number) for number in range(16)]), (PROMPT, ["1", "2"])]))
+        await asyncio.sleep(1.5)  # the first round of both is over
+        (driver,) = runtime_of(judge._client).engine.drivers()
+        (waiter,) = (waiter for waiter in driver.waiters if isinstance(waiter, ItemBatch))
+        waiter.cancel("wrong prompt")
+        results = await batch
+    assert [type(result.error) for result in results] == [BatchCancelled, type(None)]
 
 
 async def test_an_exception_of_the_input_or_of_on_result_ends_the_batch_with_what_is_done() -> None:

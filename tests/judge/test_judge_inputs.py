@@ -35,7 +35,7 @@ async def test_a_lone_surrogate_is_judged_like_any_other_text_and_two_of_them_ar
         assert LONE in backend.sent[0].text
     builder = made()._builders.get((0,), pairs=False)
     one, other, escaped, same = (
-        builder.requests({"prompt": "q", "response": text})[0].key for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")
+        builder.item({"prompt": "q", "response": text}).calls[0].key for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")
     )
     assert (one == same, len({one, other, escaped})) == (True, 3)
 

@@ -56,10 +56,10 @@ def test_a_score_is_never_outside_0_and_1_and_rises_with_each_value_of_positive_
 def test_a_criterion_is_worth_its_probability_its_level_or_its_choice() -> None:
     cases = [
         (Criterion("a", "?"), (0.7, 0.3), 0.7),
-        (Criterion("a", "?", kind="yes_no"), (0.0, 1.0), 0.0),
+        (Criterion("a", "?"), (0.0, 1.0), 0.0),
         (Criterion("a", "?", levels=["bad", "fair", "good"]), (0.0, 0.5, 0.5), 0.75),
-        (Criterion("a", "?", kind=Score, levels={"bad": "", "good": "at once"}), (0.25, 0.75), 0.75),
-        (Criterion("a", "?", kind="choice", choices={"x": 0.2, "y": 1, "z": 0}), (0.5, 0.5, 0.0), 0.6),
+        (Criterion("a", "?", levels={"bad": "", "good": "at once"}), (0.25, 0.75), 0.75),
+        (Criterion("a", "?", choices={"x": 0.2, "y": 1, "z": 0}), (0.5, 0.5, 0.0), 0.6),
     ]
     for criterion, numbers, wanted in cases:
         result = criterion.result(DecisionAnswer(criterion.question, numbers))
@@ -107,9 +107,8 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
         ([{"name": "a", "instructions": "x", "weight": 0}], "weight: 0 has no effect without a gate"),
         ([{"name": "a", "instructions": "x", "weight": -1, "gate": 0.5}], "gate: cannot be set with a negative weight"),
         ([{"name": "a", "instructions": "x", "gate": 0}], "0.gate: must be more than 0"),
-        ([{"name": "a", "instructions": "x", "kind": "scor"}], "0.kind: must be YesNo, Score or Choice"),
-        ([{"name": "a", "instructions": "x", "kind": "score"}], "a Score needs levels"),
-        ([{"name": "a", "instructions": "x", "kind": "yes_no", "levels": ["a", "b"]}], "a YesNo has no levels"),
+        ([{"name": "a", "instructions": "x", "kind": "score"}], "unknown setting 'kind'; leave it out, as levels or choices say it"),
+        ([{"name": "a", "instructions": "x", "levels": ["a", "b"], "choices": {"a": 1, "b": 0}}], "has levels and choices"),
         ([{"name": "a", "instructions": "x", "levels": "ab"}], "0.levels: must be a list of labels"),
         ([{"name": "a", "instructions": "x", "levels": ["a"]}], "levels must be at least two"),
         ([{"name": "a", "instructions": "x", "choices": ["a", "b"]}], "0.choices: must be a valid mapping"),
@@ -141,7 +140,7 @@ def test_a_rubric_is_read_from_a_list_a_mapping_and_files(tmp_path: Path) -> Non
     wanted = Rubric([Criterion("right", "It is right.", weight=2), Criterion("clear", "Clear?", levels=["no", "yes"], gate=0.5)])
     entries = [
         {"name": "right", "instructions": "It is right.", "weight": 2},
-        {"name": "clear", "instructions": "Clear?", "kind": "score", "levels": ["no", "yes"], "gate": 0.5},
+        {"name": "clear", "instructions": "Clear?", "levels": ["no", "yes"], "gate": 0.5},
     ]
     mapping = {each["name"]: {name: value for name, value in each.items() if name != "name"} for each in entries}
     sources: list[Any] = [entries, mapping, wanted]

@@ -72,7 +72,7 @@ def situations() -> dict[str, Situation]:
     again = FakeEndpoint("1", faults=HANGS)
     return {
         "rate": Situation("rate_limit", "0 takes the next in ", [one], Limits(rpm=1)),
-        "tokens": Situation("token_limit", "limit of 1.67 tokens/s", [one], Limits(tpm=100)),
+        "tokens": Situation("token_limit", "limit of 100 tokens a minute", [one], Limits(tpm=100)),
         "slots": Situation(
             "concurrency_limit",
             "0 is at its limit of 1 in flight (configured",

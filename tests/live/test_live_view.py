@@ -28,7 +28,7 @@ def document(**changes: Any) -> dict[str, Any]:
     late = calm | {"name": f"gpu-1{EVIL}", "state": "rate_limit", "ready_in": 0.9, "in_flight": 3, "failed": 7, "p95": 2.5}
     snapshot |= {
         "endpoints": [calm, late],
-        "why": ["5 items wait for judge-7b: gpu-1 has a limit of 1 requests/s"],
+        "why": ["5 items wait for judge-7b: gpu-1 has a limit of 60 requests a minute"],
         "batches": [{"number": 4, "model": "judge-7b", "done": 20, "ok": 19, "failed": 1, "total": 100, "in_flight": 3, "seconds": 9.0}],
     }
     order = {"at": time.time(), "action": "pause", "target": None, "reason": "new weights", "effects": ["gpu-0: nothing new is sent"]}
@@ -44,7 +44,7 @@ def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
     text = shown(Process(12, "running", document()))
     for expected in (
         "12 train.py  running  0 wait  0 in flight  0 answered  40/s ▁▂█",
-        "5 items wait for judge-7b: gpu-1 has a limit of 1 requests/s",
+        "5 items wait for judge-7b: gpu-1 has a limit of 60 requests a minute",
         "batch 4 for judge-7b: 20 of 100 done, 1 failed",
         "rate limit, for 900 ms",
         "0 s ago: pause (new weights): gpu-0: nothing new is sent",

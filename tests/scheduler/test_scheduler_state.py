@@ -112,7 +112,7 @@ def finish(source: Source, now: float, *failures: Source, unfit: tuple[Source, .
     return source.finish(now, again)
 
 
-def test_the_expected_finish_of_a_task_is_the_wait_and_twice_the_service_for_each_failure_there() -> None:
+def test_the_expected_finish_of_a_task_is_the_wait_and_four_times_the_service_for_each_failure_there() -> None:
     """A source of four slots that needs 2 s for an answer, and one that has sent its request of the minute."""
     free, full, paced, away, other = (source(limits) for limits in (Limits(max_concurrency=4),) * 2 + (Limits(rpm=1),) + (Limits(),) * 2)
     pool = Pool("p", [free, full, paced, away, other], ExpectedFinish(), Queue())
@@ -123,9 +123,9 @@ def test_the_expected_finish_of_a_task_is_the_wait_and_twice_the_service_for_eac
     away.cooldown.opens_at = 12.0
     cases = {
         "a free slot": (finish(free, 2.0), 2.0),
-        "it failed there once": (finish(free, 2.0, free), 4.0),
-        "twice": (finish(free, 2.0, free, free, other), 8.0),
-        "and as slow as eight of them at most": (finish(free, 2.0, *[free] * 9), 16.0),
+        "it failed there once": (finish(free, 2.0, free), 8.0),
+        "twice": (finish(free, 2.0, free, free, other), 32.0),
+        "three times at most": (finish(free, 2.0, *[free] * 9), 128.0),
         "it cannot serve it": (finish(free, 2.0, unfit=(free,)), inf),
         "no slot": (finish(full, 2.0), 4.0 + 4.0 / 4),
         "a cooldown": (finish(away, 2.0), 10.0 + 2.0),

@@ -43,7 +43,7 @@ async def test_what_comes_while_the_only_slot_is_busy_is_the_next_list() -> None
 
 async def test_what_waits_for_a_rate_token_fills_one_list() -> None:
     backend = ListBackend(seconds=0.1)
-    limits = Limits(max_concurrency=64, rpm=60, adaptive=False)
+    limits = Limits(max_concurrency=64, rpm=3, adaptive=False)
     async with client_of(backend, endpoint(limits=limits)) as client:
         batch = await client.batch_score(texts(600), MODEL)
         assert batch.values() == [float(number) for number in range(600)]

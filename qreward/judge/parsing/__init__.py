@@ -44,7 +44,8 @@ def read(
     if whole is not None:
         return shape.of_members(whole)
     before, answer = without_reasoning(text)
-    answer = _unwrapped(answer)
+    inside = _inside(answer)
+    answer = inside if inside and not _OTHER_MARKS.search(inside) else answer
     members = _whole_object(answer)
     if members is not None:
         value = shape.value_of(members)
@@ -78,24 +79,16 @@ def _inside(text: str) -> str:
     return (match["fenced"] or match["tagged"] or match["quoted"] or "").strip() if match else ""
 
 
-def _unwrapped(answer: str) -> str:
-    """Remove what is around the whole answer, if the content is one line without other marks."""
-    inside = _inside(answer)
-    return inside if inside and not _OTHER_MARKS.search(inside) else answer
-
-
 def _whole_object(text: str) -> dict[str, Any] | None:
     """Return the members of a JSON object if the whole text is the object, perhaps in a fence, tag or quotes; otherwise None."""
-    stripped = text.strip()
-    for inside in (stripped,) if stripped.startswith("{") else (_inside(text),):
-        if inside.startswith("{") and len(inside) <= LONGEST:
-            try:
-                members, end = object_at(inside, 0)
-            except NotAnObject:
-                continue
-            if end == len(inside):
-                return members
-    return None
+    inside = text.strip() if text.lstrip().startswith("{") else _inside(text)
+    if not inside.startswith("{") or len(inside) > LONGEST:
+        return None
+    try:
+        members, end = object_at(inside, 0)
+    except NotAnObject:
+        return None
+    return members if end == len(inside) else None
 
 
 def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:

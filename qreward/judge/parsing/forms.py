@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qreward.judge.parsing.quotes import VALUE, Unreadable, ValueOf, own_words
-from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, WIDE, WORD, Sentence, TextReader, number_of, sentences
+from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, WIDE, Sentence, TextReader, number_of, sentences
 
 _DELIMITED = (
     (re.compile(r".*?\[\[(.+)\]\]", re.DOTALL), r"\[\[ ?([^\[\]\n]{1,60}?) ?\]\]"),
@@ -33,14 +33,6 @@ class Form(NamedTuple):
     def is_strict(self) -> bool:
         """True if an answer in no other form is accepted, because the user has written a pattern."""
         return self.marked is not None and self.example is None
-
-    def mark(self, text: str) -> str:
-        """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones."""
-        text = _END.sub("", text.replace(VALUE, "").translate(WIDE))
-        if self.marked is None:
-            return text
-        marked = self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text)
-        return _SINGLE.sub(rf"\1{VALUE}\2{VALUE}", marked) if VALUE not in marked and "[[" in (self.example or "") else marked
 
 
 def form_of(example: str) -> Form:
@@ -69,40 +61,32 @@ _UNQUOTED = re.compile(
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
-_SINGLE = re.compile(
-    rf"({_RATING}\w*(?: is)? ?[*_]*[:：]?[*_]* ?[*_]*)\[ ?([0-9]+(?:\.[0-9]+)?|[ABC]|[AB][<>=]+[AB]) ?\](?=[*_.。]*\s*$)",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""A value in single brackets after a word for a rating, which judges write for the value in double brackets that they were asked for."""
-_END = re.compile(r"\s*(?:</s>|<eos>|\[END\])\s*\Z")
 _TASK = re.compile(
     r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE
-)
-_CONDITION = re.compile(
-    r"\b(?:if|unless|suppose|wenn|falls|sofern|si|s['’]il|если)\b|^(?:were|had|wäre|hätte)\b|如果|假如|要是|もし|であれば|만약|라면|다면",
-    re.IGNORECASE,
 )
 _NEGATION = re.compile(
     r"\b(?:not|never|no|nor|cannot|\w+n['’]t|neither|nicht|kein\w*|nie|ne|n['’]|pas|jamais|nunca|не|нет|никак\w*)\b|"
     r"不|没|别|未|ない|ません|않|아니",
     re.IGNORECASE,
 )
-_QUALIFIED = re.compile(
+_NOT_OWN = re.compile(
+    # conditions
+    r"\b(?:if|unless|suppose|wenn|falls|sofern|si|s['’]il|если)\b|^(?:were|had|wäre|hätte)\b|如果|假如|要是|もし|であれば|만약|라면|다면|"
+    # numbers that are not quite, or not now, the verdict
     r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:wants?|begs?|urges?|orders?|expects?|instead|rather|almost|nearly|between|below|under|above|"
     r"previous|initial|earlier|expected|claimed|suggested|draft|possible|reported|max(?:imum)?|min(?:imum)?|"
     r"at (?:most|least|best)|up to|self\S*|far from|weit von|loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|"
     r"presque|entre|maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|между|"
-    r"максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
-    re.IGNORECASE,
-)
-_FOREIGN = re.compile(
+    r"максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의|"
+    # what the judged text holds, wants or gives itself
     r"\b(?:hidden|inject\w*|manipulat\w*|please|ignore (?:all|any|the|previous)|(?:gives?|gave|awards?|rates?|scores?) "
     r"(?:it|him|her|them)sel(?:f|ves)|steht|heißt es|ignorier\w*|sich selbst|on (?:y )?lit|figure|ignorez|se donne|aparece|ignora|se da|"
     r"sí mism\w+|написано|указано|стоит|содержит\w*|игнорируй\w*|себе)\b|"
-    r"忽略|无视|给自己|包含|出现|含まれ|記載|書かれ|無視|自分に|포함|적혀|쓰여|무시|스스로",
+    r"忽略|无视|给自己|包含|出现|含まれ|記載|書かれ|無視|自分に|포함|적혀|쓰여|무시|스스로|"
+    # examples
+    rf"{SHOWS.pattern}",
     re.IGNORECASE,
 )
-"""Words that speak of what the judged text holds, wants or gives itself."""
 _SUPPOSED = re.compile(
     r"\b(?:would|could|might|würde|könnte|serait|pourrait|mériterait|sería|podría|tendría|merecería|бы)\b|だろう|でしょう|했을",
     re.IGNORECASE,
@@ -134,59 +118,60 @@ class FormReader:
 
     def read(self, text: str, value_of: ValueOf) -> Any:
         """Return the value of the verdict; None if the form does not occur. Raises :class:`Unreadable`."""
-        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", self._form.mark(text)), value_of, marked=True)
+        text = text.replace(VALUE, "").translate(WIDE)
+        if self._form.marked:
+            text = self._form.marked.sub(lambda value: f"{VALUE}{value[1]}{VALUE}", text)
+        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", text), value_of)
         found = list(sentences(words, marked=True))
-        hits = [(place, match) for place, each in enumerate(found) for match in self._find.finditer(each.text)]
+        unclear = Unreadable("The verdict is none of the values that were asked for.")
+        hits = [
+            (
+                place,
+                match,
+                unclear if match.groupdict().get("unclear") else self._reader.stated(match),
+                _AFTER.fullmatch(match.string, match.end()),
+            )
+            for place, each in enumerate(found)
+            for match in self._find.finditer(each.text)
+        ]
         if not hits or not (self._form.marked or self._form.label):
             return None
-        place, match = hits[-1]
-        value = self._value(match)
+        place, match, value, plain = hits[-1]
         if isinstance(value, Unreadable):
             raise value
-        plain = _AFTER.fullmatch(_after(match))
         if plain and plain["top"]:
             number_of(f"{value}/{plain['top']}", self._reader.scale)
-        if not plain and not (self._reader.tie is not None and value == self._reader.tie and _TIE_GLOSS.fullmatch(_after(match))):
+        is_tie = self._reader.tie is not None and value == self._reader.tie
+        if not plain and not (is_tie and _TIE_GLOSS.fullmatch(match.string, match.end())):
             raise Unreadable("The last verdict in the form that was asked for does not stand at the end of its line.")
-        rivals = [hit for hit in hits if self._value(hit[1]) != value]
+        rivals = [(at, ends) for at, _, other, ends in hits if other != value]
         ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
-        if rivals and (not ends_line or any(at == place or _AFTER.fullmatch(_after(hit)) for at, hit in rivals)):
-            raise Unreadable("The answer gives more than one verdict.")
-        places = {at for at, _ in hits}
-        others = [stated for at, stated in enumerate(self._reader.with_headings(found)) if at not in places]
-        if any(other != value for other, _ in objects) or any(self._reader.states_other(words, value) for words in others):
+        places = {at for at, *_ in hits}
+        others = [words for at, words in enumerate(self._reader.with_headings(found)) if at not in places]
+        if (
+            (rivals and (not ends_line or any(at == place or ends for at, ends in rivals)))
+            or any(other != value for other, _ in objects)
+            or any(self._reader.states_other(words, value) for words in others)
+        ):
             raise Unreadable("The answer gives more than one verdict.")
         before = match.string[: match.start()]
-        lines = f"{found[place - 1].text if place else ''}\n{before}"
-        if not self._is_own(found[place], before) or ("boxed" in self._form.name and _TASK.search(lines)):
+        of_task = "boxed" in self._form.name and _TASK.search(f"{found[place - 1].text if place else ''}\n{before}")
+        if of_task or not self._is_own(found[place], before):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
-        rest = [each.text for each in found[place + 1 :] if WORD.search(each.text)]
-        if rest and not self._reader.explains(rest, value):
+        if self._reader.may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
             raise Unreadable("What follows the verdict may revise it.")
         return value
-
-    def _value(self, match: re.Match[str]) -> Any:
-        if match.groupdict().get("unclear"):
-            return Unreadable("The verdict is none of the values that were asked for.")
-        try:
-            return self._reader.value_in(match)
-        except Unreadable as error:
-            return error
 
     def _is_own(self, sentence: Sentence, before: str) -> bool:
         if not sentence.own or (self._form.label and not LEAD.fullmatch(before)):
             return False
         says = [*SAYS.finditer(before)]
-        if says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])):
-            return False
-        clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
         heads = HEADS_SPEECH.match(before)
-        if (heads and heads[0][-1] in ":：") or _CONDITION.search(before) or SHOWS.search(before) or _FOREIGN.search(before):
-            return False
-        if _SUPPOSED.search(before) and not PERSON.search(before):
-            return False
-        return not (_QUALIFIED.search(clause) or _NEGATION.search(clause))
-
-
-def _after(match: re.Match[str]) -> str:
-    return match.string[match.end() :]
+        clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
+        return not (
+            (says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])))
+            or (heads and heads[0][-1] in ":：")
+            or (_SUPPOSED.search(before) and not PERSON.search(before))
+            or _NOT_OWN.search(before)
+            or _NEGATION.search(clause)
+        )

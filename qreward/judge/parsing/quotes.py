@@ -52,10 +52,9 @@ def without_reasoning(text: str) -> tuple[str, str]:
 
 
 _VALUE_TAG = re.compile(
-    r"(?P<begin>(?:^|>)[ \t*_#-]*(?:\d[.)][ \t]*)?)?"
-    r"<(?P<tag>(?P<label>(?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision))>"
-    r"\s{0,9}(?P<value>[^<>\n]{1,40})\s{0,9}</(?P=tag)>(?P<end>(?=[ \t*_]*(?:$|<|[.!/]|out of|points)))?",
-    re.IGNORECASE | re.MULTILINE,
+    r"<(?P<label>(?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>"
+    r"\s{0,9}([^<>\n]{1,40})\s{0,9}</(?P=label)>",
+    re.IGNORECASE,
 )
 _INLINE_TAG = re.compile(r"</?(?:b|strong|i|em|u|span|sub|sup|small|font|center|mark)(?:\s[^<>\n]{0,200})?>", re.IGNORECASE)
 _BLOCK_TAG = re.compile(
@@ -80,10 +79,8 @@ _LIKE_JSON = re.compile(r"\{\s{0,200}(?:[\"'“”„‘’]|[\w -]{1,60}:|/[*/]
 _JSON_BLOCK = re.compile(r"```[ \t]*(?:json[c5]?)[ \t]*\n\s*(?=\{)", re.IGNORECASE)
 _BLOCK_END = re.compile(r"\s*```[ \t]*(?=\n|\Z)")
 _RUNS_ON = re.compile(r"\n[ \t]*\S")
-_PARAGRAPH_END = re.compile(r"\n\s*\n|\Z")
-
-MOST_BROKEN = 4
-"""The number of broken objects in an answer with marked verdicts that are looked at. Each look may take as long as the answer."""
+_BAD_JSON = "The answer's JSON is not complete or not correct."
+_UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences or tags do not pair."
 
 ValueOf = Callable[[dict[str, Any]], Any]
 """A function from the members of a JSON object to the value of the verdict that they state; None if the object is not a verdict."""
@@ -91,114 +88,50 @@ Found = list[tuple[Any, dict[str, Any]]]
 """The JSON objects of an answer that state a verdict, in their order. An entry has the value of the verdict and the object's members."""
 
 
-def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[str, Found]:  # noqa: C901 - one loop over the marks
-    """Return the judge's own words, and the verdicts in JSON among them."""
+def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:  # noqa: C901 - one loop over the marks
+    """Return the judge's own words, and the verdicts in JSON among them. Raises ``Unreadable`` if a mark of a quotation does not pair."""
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
     if "<" in text:
-        text = _VALUE_TAG.sub(lambda tag: tag[0] if marked and None in (tag["begin"], tag["end"]) else _with_label(tag), text)
+        text = _VALUE_TAG.sub(lambda tag: f"{tag['label'].replace('_', ' ')}: {tag[2]}", text)
         text = _BLOCK_TAG.sub("\n", _INLINE_TAG.sub("", text))
     out: list[str] = []
     found: Found = []
-    last = _last_closers(text) if marked else {}
-    at, closer, broken = 0, "", 0
+    at, opener, closer, depth = 0, "", "", 0
     while begins := _MARK_BEGINS.search(text, at):
         start, before = begins.start(), at
         mark = _MARK.match(text, start)
         at = mark.end() if mark else start + 1
-        if closer:
-            if mark and _closes(mark, closer) and (not marked or _may_close(mark)):
-                out.append(GAP)
-                closer = ""
+        if depth:
+            if mark and _closes(mark, closer):
+                depth -= 1
+                out += [] if depth else [GAP]
+            elif mark and mark["quote"] and mark[0] == opener:
+                depth += 1
             continue
-        if not mark or (mark["brace"] and broken == MOST_BROKEN):
+        if not mark or (mark[0] == '"' and text[start - 1 : start].isdigit()):  # the mark of an inch
             out.append(text[before:at])
             continue
         out.append(text[before:start])
         if mark["brace"] or _JSON_BLOCK.match(text, start):
-            try:
-                words, at = _object(text, start, value_of, found)
-            except Unreadable:
-                if not marked:
-                    raise
-                broken, words = broken + 1, mark[0]
-        elif marked:
-            words, closer, at = _opened_leniently(mark, last)
-            out = [] if mark["closing"] else out
+            words, at = _object(text, start, value_of, found)
+        elif mark["block"]:
+            if _RUNS_ON.match(text, at):
+                raise Unreadable("It is not clear where a block quote of the answer ends.")
+            words = GAP
+        elif mark["apostrophe"] or mark[0] == "-->":  # may be the true end of a quotation, if the quoted text contained a closing mark
+            words = mark[0] + GAP
+        elif mark[0].endswith("/>"):
+            words = " "
+        elif mark["closing"] or (mark["quote"] and mark[0] not in _CLOSERS):
+            raise Unreadable(_UNPAIRED)
         else:
-            words, closer = _opened(mark, runs_on=bool(_RUNS_ON.match(text, at)))
+            opener, depth = mark[0], 1
+            closer = mark["fence"] or mark["ticks"] or (f"</{mark['tag'].lower()}" if mark["tag"] else _CLOSERS.get(opener) or "-->")
+            words = "\n" if mark["fence"] else ""
         out.append(words)
-    if closer:
+    if depth:
         raise Unreadable(_UNPAIRED)
     return "".join([*out, text[at:]]), found
-
-
-def _with_label(tag: re.Match[str]) -> str:
-    return f"{tag['begin'] or ''}{tag['label'].replace('_', ' ')}: {tag['value']}"
-
-
-_BAD_JSON = "The answer's JSON is not complete or not correct."
-_UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences or tags do not pair."
-
-
-def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """Return two texts: the replacement for a mark, and the closing mark of the quotation that the mark opens; ``""`` for no quotation."""
-    if mark["block"]:
-        if runs_on:
-            raise Unreadable("It is not clear where a block quote of the answer ends.")
-        return GAP, ""
-    if mark["apostrophe"] or mark[0] == "-->":  # may be the true end of a quotation, if the quoted text contained a closing mark
-        return mark[0] + GAP, ""
-    if mark[0].endswith("/>"):
-        return " ", ""
-    if mark["closing"] or (mark["quote"] and mark[0] not in _CLOSERS):
-        raise Unreadable(_UNPAIRED)
-    if mark["tag"]:
-        return "", f"</{mark['tag'].lower()}"
-    return "\n" if mark["fence"] else "", _closer(mark)
-
-
-def _closer(mark: re.Match[str]) -> str:
-    return mark["fence"] or mark["ticks"] or (f"</{mark['tag'].lower()}" if mark["tag"] else _CLOSERS.get(mark[0]) or "-->")
-
-
-def _last_closers(text: str) -> dict[str, int]:
-    last: dict[str, int] = {}
-    for mark in _MARK.finditer(text):
-        if mark["closing"]:
-            last[_closer(mark)] = mark.start()
-        elif not mark["tag"] and _may_close(mark):
-            last[mark[0].strip()] = mark.start()
-    return last
-
-
-def _may_close(mark: re.Match[str]) -> bool:
-    follows = mark.string[mark.end() : mark.end() + 1]
-    return mark[0] not in "\"'" or not (follows.isascii() and follows.isalnum())
-
-
-def _opened_leniently(mark: re.Match[str], last: dict[str, int]) -> tuple[str, str, int]:
-    """Return the replacement for a mark, its closing mark, and the place from which to go on. See :func:`own_words`."""
-    text, at = mark.string, mark.end()
-    precedes, follows = text[mark.start() - 1 : mark.start()] if mark.start() else "", text[at : at + 1]
-    ends_word = mark[0] in "\"'" and ((precedes.isascii() and precedes.isalnum()) or not follows.strip())
-    if mark["apostrophe"] or mark[0] == "-->" or mark[0].endswith("/>") or (ends_word and not (mark["quote"] and precedes.isalpha())):
-        return mark[0], "", at  # no quotation mark, or the mark of an inch
-    if mark["closing"]:
-        return GAP, "", at
-    if mark["block"] or ends_word or (mark["quote"] and mark[0] not in _CLOSERS):
-        return GAP, "", _paragraph_end(text, at)
-    closer = _closer(mark)
-    if any(last.get(one, -1) >= at for one in ([closer] if len(closer) > 2 or closer[0] in "`~" else closer)):
-        return "\n" if mark["fence"] else "", closer, at
-    line = text[max(0, mark.start() - 80) : mark.start()].rpartition("\n")[2] + text[at : at + 80].partition("\n")[0]
-    if mark["fence"] or mark["comment"] or (mark["tag"] and not line.strip()):
-        raise Unreadable(_UNPAIRED)
-    return (mark[0], "", at) if mark["tag"] or mark["single"] else (GAP, "", _paragraph_end(text, at))
-
-
-def _paragraph_end(text: str, at: int) -> int:
-    end = _PARAGRAPH_END.search(text, at)
-    return end.start() if end else len(text)
 
 
 def _closes(mark: re.Match[str], closer: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -121,18 +122,11 @@ class FieldKind(NamedTuple):
 
 @dataclass(frozen=True)
 class VerdictSchema(Generic[M]):
-    """Reads verdicts of one pydantic model from the members of JSON objects.
-
-    Attributes:
-        model: the pydantic model.
-        name: name of the deciding field. None if no field decides. Then only a JSON object is accepted, and two verdicts are compared by
-            all fields except texts.
-        kind: the values that the deciding field allows.
-        scale: lowest and highest score.
-    """
+    """Reads verdicts of one pydantic model from the members of JSON objects."""
 
     model: type[M]
     name: str | None
+    """The deciding field. None if no field decides. Then only an object is accepted, and verdicts are compared by all fields but texts."""
     kind: FieldKind
     scale: Scale | None = None
 
@@ -154,31 +148,30 @@ class VerdictSchema(Generic[M]):
         """The name of the deciding field in JSON. This property must not be read if no field decides."""
         return self._deciding_keys[0]
 
-    def _keys(self, name: str) -> list[str]:
-        return _aliases(name, self.model.model_fields[name])
+    @cached_property
+    def _keys(self) -> Mapping[str, list[str]]:
+        """Each field's names in JSON."""
+        return {name: _aliases(name, info) for name, info in self.model.model_fields.items()}
 
     @cached_property
     def _deciding_keys(self) -> list[str]:
-        return self._keys(self.name) if self.name else []
+        return self._keys[self.name] if self.name else []
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
+        return {_folded(key): key for keys in self._keys.values() for key in reversed(keys)}
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
         """The keys of the deciding field; if no field decides, of all required fields, or else of all fields."""
-        fields = self.model.model_fields
-        names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
-        return frozenset(_folded(key) for name in names for key in self._keys(name))
-
-    def _decides(self, members: Mapping[str, Any]) -> bool:
-        return not self._deciding.isdisjoint(map(_folded, members))
+        required = [name for name, info in self.model.model_fields.items() if info.is_required()]
+        return frozenset(_folded(key) for name in ([self.name] if self.name else required or self._keys) for key in self._keys[name])
 
     def _named(self, members: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-        known, given, others = self._known, dict[str, Any](), list[tuple[str, Any]]()
+        """Return the members under the names of the fields, and the members that are no fields."""
+        given, others = dict[str, Any](), list[tuple[str, Any]]()
         for key, value in members.items():
-            own = known.get(name := _folded(key))
+            own = self._known.get(name := _folded(key))
             if own is None:
                 others.append((name, value))
                 own = key
@@ -186,7 +179,7 @@ class VerdictSchema(Generic[M]):
                 raise Unreadable("The JSON object gives a member twice.")
             given[own] = value
         for name, value in others:
-            other = known.get(_REVISED.sub("", name))
+            other = self._known.get(_REVISED.sub("", name))
             if other in given and given[other] != value:
                 raise Unreadable("The JSON object gives a verdict and a revised one.")
         return given, others
@@ -199,7 +192,9 @@ class VerdictSchema(Generic[M]):
             self._check_others(others, number)
             given[deciding] = self._as_field(number, given[deciding])
         elif deciding is not None and self.kind.options:
-            given[deciding] = self._as_option(given[deciding])
+            word = given[deciding]
+            with suppress(Unreadable):  # the model may accept what is none of the options
+                given[deciding] = choice_of(_PAIR_NOUN.sub("", word.strip()) if isinstance(word, str) else "", spellings(self.kind.options))
         elif deciding is None and self.name:
             raise Unreadable(f'The JSON object has no "{self.key}".')
         try:
@@ -230,7 +225,7 @@ class VerdictSchema(Generic[M]):
 
     def value_of(self, members: dict[str, Any]) -> object:
         """Return the value that is compared with that of another verdict; None if no member decides. Raises :class:`Unreadable`."""
-        if not self._decides(members):
+        if self._deciding.isdisjoint(map(_folded, members)):
             return None
         verdict = self.of_members(members)
         if not self.name:
@@ -239,14 +234,6 @@ class VerdictSchema(Generic[M]):
         if self.kind.number:
             return number_of(next(value for key, value in members.items() if _folded(key) in self._deciding), self.scale)
         return _plain_value(getattr(verdict, self.name))
-
-    def _as_option(self, written: Any) -> Any:
-        """Return the option that a text writes. Another value is returned unchanged, as the model may accept it."""
-        word = _PAIR_NOUN.sub("", written.strip()) if isinstance(written, str) else ""
-        try:
-            return choice_of(word, spellings(self.kind.options))
-        except Unreadable:
-            return written
 
     def _as_field(self, number: float, written: Any) -> Any:
         """Return the number as the model accepts it: one of its choices, or what was written, because a float would lose digits."""
@@ -289,9 +276,8 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
     values = [value for part in parts for value in part.get("enum", [float if part.get("type") in ("number", "integer") else None])]
     numerals = [(number, value) for value in values if (number := _numeral(value)) is not None]
     if values and len(numerals) == len(values):
-        return FieldKind(
-            True, numerals=tuple(numerals), limits=(min(number for number, _ in numerals), max(number for number, _ in numerals))
-        )
+        numbers = [number for number, _ in numerals]
+        return FieldKind(True, numerals=tuple(numerals), limits=(min(numbers), max(numbers)))
     if values and all(value is float or _numeral(value) is not None for value in values):
         low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))
         return FieldKind(True, limits=(float(max(low)), float(min(high))) if low and high else None)
@@ -302,7 +288,7 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
 
 def _numeral(value: Any) -> float | None:
     """Return the number of a choice such as ``7`` or ``"7"``, or None if the choice is not a finite number."""
-    if not isinstance(value, int | float | str) or isinstance(value, bool) or (isinstance(value, str) and not _NUMERAL.fullmatch(value)):
+    if isinstance(value, bool) or not (isinstance(value, int | float) or (isinstance(value, str) and _NUMERAL.fullmatch(value))):
         return None
     number = float(value) if isinstance(value, str) or abs(value) <= sys.float_info.max else inf
     return number if isfinite(number) else None

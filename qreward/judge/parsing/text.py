@@ -97,11 +97,9 @@ _SAYS = (
 SAYS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
 _OWN = re.compile(
-    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique|notes)\b",
+    r"\b(?:mine|verdict|evaluation|assessment|judge?ment|final|analysis|review|feedback|critique|notes|(?:rat|scor|grad)(?:e|ed|ing))\b",
     re.IGNORECASE,
 )
-
-
 PERSON = re.compile(
     r"\b(?:i|my|we|our|ich|mein\w*|wir|unser\w*|je|mon|ma|mes|nous|yo|mi|mis|doy|otorgo|asigno|califico|я|мо[йяеёию]\w*|мы|наш\w*)\b|\bj['’]|"
     r"我|本人|私|わたし|僕|저는|나는|제가|내가|제 |내 ",
@@ -120,7 +118,6 @@ SHOWS = re.compile(
     r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]",
     re.IGNORECASE,
 )
-_RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
 class Sentence(NamedTuple):
@@ -172,7 +169,7 @@ def _introduces(part: str, *, titled: bool) -> str:
         return "paragraph"
     if part[-1] not in ":：":
         return ""
-    own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
+    own = _OWN.search(part) or PERSON.search(part)
     return "next" if SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
 
 
@@ -209,33 +206,30 @@ _REASON = re.compile(
 )
 """A pattern of the labels that may begin a text after the verdict."""
 _REVISES = re.compile(
-    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|whoops|oh|sorry|apolog\w*|edit|erratum|hold on|hang on|not so fast|never ?mind|"
-    r"on reflection|second (?:thoughts?|look)|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|the above|"
-    r"re-?(?:evaluat|assess|read|check|examin|grad|scor|visit)\w*|retract\w*|withdr\w+|back|ignore (?:it|this|that)|disregard\w*|"
-    r"scratch|scrap|strike|struck|stricken|void|cancel\w*|discard\w*|(?:should|must|ought to|needs? to) (?:have been|be)|make (?:it|that)|"
-    r"chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|reduc\w*|"
-    r"deduct\w*|subtract\w*|minus|downgrad\w*|upgrad\w*|bump\w*|too (?:high|low|strict|kind|severe)|generous|harsh|lenient|"
-    r"overlook\w*|forgot\w*|misread|misjudg\w*|credit|me|my|we|let['\u2019]?s|i|"
-    r"zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
+    r"\b(?:rather|instead|nope|oh|edit|not so fast|second (?:thoughts?|look)|correct(?:ed|ing)|rethink\w*|the above|"
+    r"re-?(?:grad|scor)\w*|ignore (?:it|this|that)|scrap|struck|stricken|(?:should|must|ought to|needs? to) (?:have been|be)|"
+    r"make (?:it|that)|chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|"
+    r"reduc\w*|deduct\w*|subtract\w*|minus|bump\w*|too severe|generous|harsh|lenient|overlook\w*|forgot\w*|misread|misjudg\w*|credit|"
+    r"me|my|we|let['\u2019]?s|i|zero|two|three|four|five|six|seven|eight|nine|ten)\b",
     re.IGNORECASE,
 )
-"""A pattern of words that may revise a verdict. Most of these words are about the judge, the verdict or another number. The words of a
+"""Words that may revise a score beside those of ``_TAKES_BACK``. Most are about the judge, the verdict or another number. The words of a
 reason are about the response instead."""
 _TAKES_BACK = re.compile(
-    r"\b(?:wait|h+m+|actually|corrections?|erratum|oops|whoops|sorry|apolog\w*|scratch|strike|disregard|ignore|never ?mind|hold on|hang on|"
-    r"on (?:second thoughts?|reflection|closer)|looking (?:again|back)|re-?(?:consider|evaluat|assess|think|check|examin|read|visit)\w*|"
-    r"revis\w*|retract\w*|withdr[ae]w\w*|back|change (?:it|this|my)|mistaken|my (?:mistake|score|rating|verdict)|"
+    r"\b(?:wait|h+m+|actually|corrections?|erratum|oops|whoops|sorry|apolog\w*|scratch|strike|disregard\w*|ignore|never ?mind|hold on|"
+    r"hang on|on (?:second thoughts?|reflection|closer)|looking (?:again|back)|re-?(?:consider|evaluat|assess|think|check|examin|read|"
+    r"visit)\w*|revis\w*|retract\w*|withdr[ae]w\w*|back|change (?:it|this|my)|mistaken|my (?:mistake|score|rating|verdict)|"
     r"i (?:was|am|missed|overlooked|forgot|misread)|"
     r"too (?:high|low|generous|harsh|strict|lenient|kind)|in fact|after all|"
     r"(?:less|more|lower|higher|better|worse) than (?:this|that)|should (?:have been|be)|"
-    r"no longer|forget|void|discard|cancel\w*|upgrad\w*|downgrad\w*|"
+    r"no longer|forget|void|discard\w*|cancel\w*|upgrad\w*|downgrad\w*|"
     r"moment|warte\w*|korrektur|korrigier\w*|eigentlich|zurück\w*|revidier\w*|überdenk\w*|vielmehr|stattdessen|irrtum|geirrt|doch|nein|"
     r"attend\w*|rectif\w*|corrig\w*|en fait|finalement|plutôt|à la réflexion|retire|rétracte|trompée?|annul\w*|non|"
     r"espera|corrección|corrijo|en realidad|mejor dicho|pensándolo|retiro|equivoqu\w*|más bien|anulo|"
     r"подожд\w*|стоп|исправ\w*|поправ\w*|пересм\w*|передума\w*|отзыва\w*|на самом деле|впрочем|ошиб(?:ся|лась)|назад|точнее|скорее|нет)\b|"
     r"^no\b|~~|等等|等一下|更正|修正|改为|改成|重新|不对|收回|撤回|应该是|抱歉|再想|其实|待って|訂正|撤回|やはり|やっぱり|再考|見直|考え直|間違え|いや|実は|"
     r"잠깐|정정|수정|다시|재고|철회|아니|취소|실수|사실",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 _SUBJECT = re.compile(
     r"\b(?:candidate|response|answer|assistant|model|solution|student|explanation|reason|reasoning|both|(?-i:[AB]))(?:['’]s|s)?\b|"
@@ -332,7 +326,14 @@ class TextReader:
             else:
                 others.append((index, stated))
                 verdicts += [(-1, value, None) for value, _ in mine]  # not accepted, but a different verdict conflicts with it
-        return self._settled(verdicts, others)
+        last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
+        if last < 0:
+            raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
+        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
+            raise Unreadable("The answer gives more than one verdict.")
+        if self.may_be_revised([words for at, words in others if at > last], value):
+            raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
+        return value, members
 
     def with_headings(self, found: Sequence[Sentence]) -> Iterator[str]:
         """Yield the sentences. A value alone below a heading such as "Score" is preceded by this heading."""
@@ -341,24 +342,9 @@ class TextReader:
             yield f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
             heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
 
-    def _settled(
-        self, verdicts: list[tuple[int, Any, dict[str, Any] | None]], others: list[tuple[int, str]]
-    ) -> tuple[Any, dict[str, Any] | None]:
-        last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
-        if last < 0:
-            raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
-            raise Unreadable("The answer gives more than one verdict.")
-        after = [words for at, words in others if at > last and WORD.search(words) and not _COURTESY.fullmatch(words)]
-        if after:
-            label = _REASON.match(after[0])  # "My reason for the score:" revises nothing
-            if label is None or any(self._revises(words, value) for words in (after[0][label.end() :], *after[1:])):
-                raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
-        return value, members
-
     def value_in(self, match: re.Match[str]) -> Any:
         if self._options is not None:
-            return choice_of(match["option"], self._values)
+            return choice_of(match["option"] or match["better"], self._values)
         groups = match.groupdict()
         if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
@@ -372,7 +358,7 @@ class TextReader:
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
-            return any(self._is_other(match["option"] or match["better"], value) for match in made if match[0])
+            return any(self.stated(match) != value for match in made if match[0])
         if not _DIGIT.search(words):
             return False
         if self._judging.search(words):
@@ -380,42 +366,34 @@ class TextReader:
         tops = [] if _ASPECT.fullmatch(words) else self._of_top.finditer(words)
         return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
 
-    def _is_other(self, word: str, value: Any) -> bool:
+    def stated(self, match: re.Match[str]) -> Any:
+        """Return the value in a match, or what is wrong with it, which is equal to no value."""
         try:
-            return bool(choice_of(word, self._values) != value)
-        except Unreadable:
-            return True
+            return self.value_in(match)
+        except Unreadable as error:
+            return error
 
     def states_other(self, words: str, value: Any) -> bool:
         match = self._verdict.fullmatch(words)
-        if not match or OBJECT in words:
-            return False
-        try:
-            return bool(self.value_in(match) != value)
-        except Unreadable:
-            return True
+        return match is not None and OBJECT not in words and self.stated(match) != value
 
-    def explains(self, after: Sequence[str], value: Any) -> bool:
-        after = [words for words in after if not _COURTESY.fullmatch(words)]
-        if not after:
+    def may_be_revised(self, after: Sequence[str], value: Any, *, in_form: bool = False) -> bool:
+        """Return whether a text after the verdict may revise it. Reasons after "Reason:" do not; ``in_form``, without this label."""
+        rest = [words for words in after if WORD.search(words) and not _COURTESY.fullmatch(words)]
+        label = _REASON.match(rest[0]) if rest else None  # "My reason for the score:" revises nothing
+        if label:
+            rest[0] = rest[0][label.end() :]
+        elif rest and not (in_form and _SUBJECT.search(rest[0])):
             return True
-        label = _REASON.match(after[0])
-        if not label and not _SUBJECT.search(after[0]):
-            return False
-        rest = [after[0][label.end() :] if label else after[0], *after[1:]]
-        if self.tie is None:
-            return not any(self._revises(words, value) or _TAKES_BACK.search(words) for words in rest)
-        return not any(
-            _TAKES_BACK.search(words)
-            or any(self._is_other(made["option"] or made["better"], value) for made in self._made[-1].finditer(words))
-            for words in rest
+        text = "\n".join(rest)
+        if _TAKES_BACK.search(text):
+            return True
+        if in_form and self.tie is not None:
+            return any(self.stated(made) != value for words in rest for made in self._made[-1].finditer(words))
+        return bool(_REVISES.search(text) or self._judging.search(text)) or (
+            self._options is None and any(self._has_other_number(words, value) for words in rest)
         )
 
     def _has_other_number(self, words: str, value: float) -> bool:
         words = self._of_top.sub(" ", self._span.sub(" ", words))
         return any(float(_ascii(number)) != value for number in _ANY_NUMBER.findall(words))
-
-    def _revises(self, words: str, value: Any) -> bool:
-        return bool(_REVISES.search(words) or self._judging.search(words)) or (
-            self._options is None and self._has_other_number(words, value)
-        )

@@ -103,6 +103,8 @@ def test_the_last_verdict_counts_and_two_of_them_are_none() -> None:
         ("none", "Rating: [[7]]\n</think>\nRating: [[4]]"),
     ]  # fmt: skip
     assert others([(expected, text, "[[5]]") for expected, text in cases]) == []
+    tasks = ("The answer is \\boxed{7}.", "3 + 4 =\n\\boxed{7}", "The final result is\n\n\\boxed{7}")
+    assert others([("none", text, "\\boxed{5}") for text in tasks]) == []
 
 
 def test_the_options_of_a_prompt_that_a_judge_repeats_are_no_verdict() -> None:

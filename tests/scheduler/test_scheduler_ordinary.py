@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from random import Random
 from typing import Any
@@ -138,7 +137,8 @@ def test_a_known_limit_of_requests_a_minute_is_used_at_once() -> None:
         ([Server(rpm=600, known=True)], "calls", 7.0),
     ):
         fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], 1)
-        seconds = {"batch": fleet.batch, "steps": fleet.steps, "calls": partial(fleet.calls, at_once=24)}[how]([EQUAL] * 480)
+        sizes = [EQUAL] * 480
+        seconds = fleet.batch(sizes) if how == "batch" else fleet.steps(sizes) if how == "steps" else fleet.calls(sizes, 24)
         assert (fleet.lost, [source.tally.rejected for source in fleet.sources]) == (0, [0] * len(servers))
         assert seconds <= most, how
 

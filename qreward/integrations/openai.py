@@ -155,7 +155,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
     def __repr__(self) -> str:
         return f"<Transport of {self._client!r}>"
 
-    async def _answer(self, request: Any, body: bytes) -> Reply:
+    async def _answer(self, request: Any, body: bytes) -> OpenAIReply:
         """Return the reply to a request. Only ``CancelledError`` is raised.
 
         Only the request's timeout ``read`` applies. Without streaming, it covers the whole answer, including queueing and retries. With
@@ -178,7 +178,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         except QRewardError as error:
             return refused(error)
 
-    def _models(self, name: str) -> Reply:
+    def _models(self, name: str) -> OpenAIReply:
         """Return the reply with one model, or with the patterns of all routes as they are."""
         if name:
             self._runtime.pool(name)  # raises NoEndpoint
@@ -186,7 +186,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         listed: list[dict[str, Any]] = [{"id": each, "object": "model", "created": 0, "owned_by": "qreward"} for each in names]
         return _reply(200, listed[0] if name else {"object": "list", "data": listed})
 
-    async def _whole(self, call: WireRequest, seconds: float | None) -> Reply:
+    async def _whole(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
         options = self._runtime.request_options(self._given)
         if seconds is not None:
             options = options._replace(timeout=min(seconds, inf if options.timeout is None else options.timeout))
@@ -199,7 +199,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         answer: Any = result._answered()  # raises the result's error
         return _reply(200, strict(answer.body), **{"x-qreward-endpoint": result.endpoint})
 
-    async def _stream(self, call: WireRequest, seconds: float | None) -> Reply:
+    async def _stream(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
         """Return the reply when the first token has arrived. If all attempts fail before that, the reply is an HTTP error."""
         params = {name: value for name, value in call.params.items() if name != "stream"}
         stream = self._runtime.stream(preparer(call.codec, call.model, {}, call.headers, params)(call.inputs), self._given)
@@ -212,7 +212,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             await stream.aclose()
             raise paused_too_long(seconds, "before the first token") from None
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return Reply(200, headers, partial(EventStream, stream, seconds, "stream_options" in params))
+        return OpenAIReply(200, headers, partial(EventStream, stream, seconds, "stream_options" in params))
 
 
 class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
@@ -271,7 +271,7 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
         return convert
 
 
-class Reply(NamedTuple):
+class OpenAIReply(NamedTuple):
     """An HTTP response. A function makes the body of a stream for an HTTP library, and for blocking code or not."""
 
     status: int
@@ -279,7 +279,7 @@ class Reply(NamedTuple):
     body: bytes | Callable[[Any, bool], EventStream]
 
 
-def _response(request: Any, reply: Reply, *, blocking: bool) -> Any:
+def _response(request: Any, reply: OpenAIReply, *, blocking: bool) -> Any:
     package: Any = httpx if isinstance(request, httpx.Request) else httpx2
     status, headers, body = reply
     content = {"content": body} if isinstance(body, bytes) else {"stream": body(package, blocking)}
@@ -429,14 +429,14 @@ _STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int,
 """Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches counts."""
 
 
-def not_offered(method: str, path: str) -> Reply:
+def not_offered(method: str, path: str) -> OpenAIReply:
     """Return a reply with status 404 that lists the supported requests."""
     offered = ", ".join(f"POST {route}" for route in ROUTES)
     words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
     return _reply(404, {"error": _error(words, 404, "not_offered")}, **{"x-should-retry": "false"})
 
 
-def refused(error: QRewardError) -> Reply:
+def refused(error: QRewardError) -> OpenAIReply:
     """Return the reply for a call that failed for good."""
     source = {"x-request-id": error.request_id, "x-qreward-endpoint": error.endpoint} if isinstance(error, RequestError) else {}
     return _reply(status_of(error), {"error": described(error)}, **{"x-should-retry": "false", **source})
@@ -469,8 +469,8 @@ def _error(message: str, status: int, code: str) -> dict[str, Any]:
     return {"message": message, "type": f"{_TYPES.get(status, 'server')}_error", "param": None, "code": code}
 
 
-def _reply(status: int, document: dict[str, Any] | bytes, **headers: str | None) -> Reply:
+def _reply(status: int, document: dict[str, Any] | bytes, **headers: str | None) -> OpenAIReply:
     """Return a reply. Headers are ASCII, as HTTP requires; names of endpoints may be in any script."""
     ascii_only = {name: value.encode("ascii", "backslashreplace").decode() for name, value in headers.items() if value}
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return Reply(status, {"content-type": "application/json", **ascii_only}, body)
+    return OpenAIReply(status, {"content-type": "application/json", **ascii_only}, body)

@@ -37,7 +37,7 @@ STATUS = (*ALWAYS, "/v1/models", "/openapi.json")
 """Paths of GET requests."""
 
 
-class Reply(NamedTuple):
+class HTTPResponse(NamedTuple):
     """A response. ``content_type`` is that of the body."""
 
     status: int
@@ -97,7 +97,7 @@ class RewardApp:
                 service.rejections.add(error.kind)
                 reply = _reply_of(error)
             except ClientDisconnected:
-                reply = Reply(_CLIENT_CLOSED, b"")
+                reply = HTTPResponse(_CLIENT_CLOSED, b"")
             except Exception as error:
                 failure = error
                 reply = _reply_of(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
@@ -116,7 +116,7 @@ class RewardApp:
             service.requests.add(route, str(status))
             service.seconds.add(route, amount=time.perf_counter() - begun)
 
-    async def _reply(self, scope: Any, receive: Receive, path: str) -> Reply:
+    async def _reply(self, scope: Any, receive: Receive, path: str) -> HTTPResponse:
         service = self.service
         if service.draining and path not in ALWAYS:
             raise draining()
@@ -129,15 +129,15 @@ class RewardApp:
             return _reply_of(HTTPError(*missing, f"there is no route {scope['method']} {path}", headers))
         if path in SCORING:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            return Reply(200, await service.rewards(receive, headers, SCORING[path][0]))
+            return HTTPResponse(200, await service.rewards(receive, headers, SCORING[path][0]))
         if path == "/metrics":
-            return Reply(200, service.metrics().encode(), CONTENT_TYPE)
+            return HTTPResponse(200, service.metrics().encode(), CONTENT_TYPE)
         if path == "/openapi.json":
-            return Reply(200, write(_description()))
+            return HTTPResponse(200, write(_description()))
         if path == "/v1/models":
             model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
-            return Reply(200, write({"object": "list", "data": [model]}))
-        return Reply(503, write({"status": "draining"})) if service.draining else Reply(200, write({"status": "ok"}))
+            return HTTPResponse(200, write({"object": "list", "data": [model]}))
+        return HTTPResponse(503, write({"status": "draining"})) if service.draining else HTTPResponse(200, write({"status": "ok"}))
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
@@ -155,8 +155,8 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
         raise HTTPError(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
 
 
-def _reply_of(error: HTTPError) -> Reply:
-    return Reply(error.status, write(error.document()), JSON, error.headers)
+def _reply_of(error: HTTPError) -> HTTPResponse:
+    return HTTPResponse(error.status, write(error.document()), JSON, error.headers)
 
 
 def _description() -> dict[str, Any]:

@@ -11,7 +11,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
-class Metric:
+class MetricFamily:
     """A Prometheus counter, or with ``bounds`` a histogram. It has one series for each set of label values."""
 
     def __init__(self, *labels: str, bounds: tuple[float, ...] = ()) -> None:
@@ -46,7 +46,7 @@ class Metric:
         return self._series.setdefault(values, [0.0] * (len(self._bounds) + 2 if self._bounds else 1))
 
 
-def exposition(metrics: Mapping[str, tuple[str, Metric | float]]) -> str:
+def exposition(metrics: Mapping[str, tuple[str, MetricFamily | float]]) -> str:
     """Return metrics as text. ``metrics`` maps the name of each metric to its help text and the metric, or the value of a gauge."""
     lines: list[str] = []
     for name, (text, metric) in metrics.items():

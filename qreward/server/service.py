@@ -13,7 +13,7 @@ from qreward.errors import BadRequest, ClientClosed, QueueFull
 from qreward.server.config import ServerConfig
 from qreward.server.forms import ScoreRequest
 from qreward.server.http_errors import HTTPError, busy, draining, invalid
-from qreward.server.metrics import SECONDS, SIZES, Metric, exposition
+from qreward.server.metrics import SECONDS, SIZES, MetricFamily, exposition
 from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], ScoreRequest]
@@ -47,9 +47,9 @@ class Service:
         self.active = 0
         self.draining = False
         self._idle = asyncio.Event()
-        self.requests, self.rejections, self.completions = Metric("route", "status"), Metric("reason"), Metric("outcome")
-        self.seconds, self.batch_seconds = Metric("route", bounds=SECONDS), Metric(bounds=SECONDS)
-        self.waits, self.sizes = Metric(bounds=SECONDS), Metric(bounds=SIZES)
+        self.requests, self.rejections, self.completions = MetricFamily("route", "status"), MetricFamily("reason"), MetricFamily("outcome")
+        self.seconds, self.batch_seconds = MetricFamily("route", bounds=SECONDS), MetricFamily(bounds=SECONDS)
+        self.waits, self.sizes = MetricFamily(bounds=SECONDS), MetricFamily(bounds=SIZES)
 
     async def rewards(self, receive: Receive, headers: Mapping[str, str], read: Read) -> bytes:
         """Score a request and return the response body. Raises ``HTTPError``, or ``ClientDisconnected`` if the caller has left."""

@@ -105,7 +105,7 @@ class Scene:
         while self.now < mute.silence.alarm_at(mute.inflight, mute.latency.mean):
             self.answer_all(1, but=mute)
         began = time.process_time()
-        self.scheduler._look(self.now, mute)
+        self.scheduler._inspect(self.now, mute)
         took = time.process_time() - began
         assert not mute.health.in_service
         return took

@@ -209,7 +209,7 @@ class PulledWorld(World):
         server = ReplicaServer(self.agenda, name, model, self._report, self.sent)
         window = ConcurrencyLimit(self._pull.window) if self._pull.window else AdaptiveLimit(self.rng, None)
         source = Source(name, self.rng, attempt_timeout=PATIENCE, window=window)
-        source.handle = server
+        source.endpoint = server
         self.replicas.append(server.replica)
         self.sources.append(source)
         self._scheduler.join(self.agenda.now, source, self.pool)
@@ -220,7 +220,7 @@ class PulledWorld(World):
 
         def ended() -> None:
             if bulk.ended == dies_after:
-                self.agenda.at(self.agenda.now, lambda _: self.sources[0].handle.die())  # type: ignore[attr-defined]
+                self.agenda.at(self.agenda.now, lambda _: self.sources[0].endpoint.die())  # type: ignore[attr-defined]
 
         bulk.on_ended = ended
         if self._pull.calls:

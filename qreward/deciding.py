@@ -91,7 +91,7 @@ class DialectFinder:
 
 
 def _endpoints_of(pool: Pool) -> list[Endpoint]:
-    return [cast("Endpoint", source.handle) for source in tuple(pool.sources)]
+    return [cast("Endpoint", source.endpoint) for source in tuple(pool.sources)]
 
 
 def divided(call: WireRequest, most: int) -> list[WireRequest]:

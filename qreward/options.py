@@ -259,7 +259,7 @@ def preparer(
     body: Mapping[str, Any] | None,
     group: object = None,
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call."""
+    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked by this call."""
     if not isinstance(model, str) or not model:
         what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
         several = not isinstance(model, str) and isinstance(model, Sequence | Iterator)

@@ -160,7 +160,7 @@ class Runtime:
 
     def _set_prices(self) -> None:
         for source in self.fleet.sources():  # the prices of removed endpoints are kept, for the cost of running batches
-            endpoint = cast("Endpoint", source.handle)
+            endpoint = cast("Endpoint", source.endpoint)
             if endpoint.price is not None:
                 self.prices[endpoint.name] = endpoint.price
             else:

@@ -58,7 +58,7 @@ class PushWorld(Stage):
         """Add a server. Only the limit of the source from ``make`` is used."""
         server = self._server(spec, self._report)
         source = make(f"s{len(self.sources)}", self.rng, self)
-        source.handle = server
+        source.endpoint = server
         self.sources.append(source)
         self._waiting[source], self._given[source] = deque(), 0
         return server
@@ -96,11 +96,11 @@ class PushWorld(Stage):
         attempt = task.attempt = Attempt(task, source, self.agenda.now)
         source.tally.sent += 1
         self.agenda.at(self.agenda.now + TIMEOUT, self._expire, attempt)
-        source.handle.receive(attempt)
+        source.endpoint.receive(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
         if not attempt.ended:
-            attempt.source.handle.stop(attempt)
+            attempt.source.endpoint.stop(attempt)
             self._report(attempt, GIVEN_UP)
 
     def _report(self, attempt: Attempt, outcome: Outcome) -> None:

@@ -61,7 +61,7 @@ class World(Stage):
         """Add a server, and the source that ``make`` creates for it."""
         server = self._server(spec, self._report)
         source = make(f"s{len(self.sources)}", self.rng, self)
-        source.handle = server
+        source.endpoint = server
         self.sources.append(source)
         self._scheduler.join(self.agenda.now, source, self.pool)
         return server
@@ -113,12 +113,12 @@ class World(Stage):
             kind = command[0]
             if kind == SEND:
                 attempt = command[1]
-                attempt.source.handle.receive(attempt)
+                attempt.source.endpoint.receive(attempt)
             elif kind == FINISH:
                 command[1].waiter.finished(now, command[1], command[2], command[4])
             elif kind == CANCEL:
                 attempt = command[1]
-                attempt.source.handle.stop(attempt)
+                attempt.source.endpoint.stop(attempt)
                 self._report(attempt, CANCELLED)
             else:
                 command[1].waiter.more()

@@ -92,7 +92,7 @@ class ModelBatch(BatchWaiter):
         entry = self._entries.get(attempt.task.index)
         if entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False):
             return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
-        return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
+        return await self.driver.backend.send(attempt.source.endpoint, attempt.task.payload)
 
     def stop(self) -> None:
         """Send no further lines. Lines in flight are finished, with their retries."""

@@ -145,7 +145,7 @@ class ProviderBatches:
             self._settle(reserved, reserved)
             self._journal.record_batch(number, provider.END, reserved)
             return
-        endpoint: Any = source.handle
+        endpoint: Any = source.endpoint
         batch = self._open[number] = self._new_batch(endpoint, held.url, held.model, number, held)
         batch.missing, batch.reserved = len(missing), reserved
 

@@ -174,7 +174,7 @@ class QRewardClient:
             Results in the order of the input. A failed item is a ``Result`` with an error.
 
         Raises:
-            NoEndpoint, ConfigError: raised before anything is sent.
+            NoEndpoint, ConfigError, BadRequest, ClientClosed: raised before anything is sent.
             BatchInterrupted: the input or ``on_result`` raised an ``Exception``, which is the ``__cause__``. Requests already sent were
                 finished first, and the ``BatchInterrupted`` has their results. Any other ``BaseException``, such as
                 ``KeyboardInterrupt``, cancels the requests and is raised unchanged.

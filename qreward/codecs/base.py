@@ -25,7 +25,7 @@ class WireRequest(msgspec.Struct, eq=False):
     params: Mapping[str, Any]
     headers: Mapping[str, str] | None
     group: object = None
-    level: int | None = None  # the priority of the task, which the engine sets if the endpoint is told of it
+    level: int | None = None  # the priority of the task, which the scheduler sets if the endpoint is told of it
 
     __repr__ = object.__repr__  # shows neither headers nor prompts
 

@@ -138,7 +138,8 @@ class BatchWaiter(Waiter):
         try:
             if self._progress is not None:
                 self._show_progress()
-            self._feed.more_requested = not self.read(self._feed)  # so that the first tasks are handed over with the batch itself
+            # the first tasks are handed over with the batch; if they are read later, ``refill`` follows without a request for them
+            self._feed.more_requested = not self.read(self._feed)
             driver.open(self._feed)
             await self._done
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held

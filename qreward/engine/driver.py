@@ -295,6 +295,7 @@ class LoopDriver:
     # running commands
 
     def locked(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Change the scheduler's state under the lock, then run the resulting commands outside of it."""
         out = self._change(change, *arguments)
         if self._look_at == inf:
             self._look_later()
@@ -377,7 +378,7 @@ class LoopDriver:
         try:
             task = attempt.task
             execute = task.waiter.execute
-            sending = self.backend.send(attempt.source.handle, task.payload) if execute is None else execute(attempt)
+            sending = self.backend.send(attempt.source.endpoint, task.payload) if execute is None else execute(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
             if (

@@ -193,7 +193,7 @@ class Fleet:
     def entry_of(self, name: str) -> Endpoint:
         """Return the entry of the configuration to which an endpoint belongs."""
         source = self.source(name)
-        return next(entry for entry in self.entries if any(each is source.handle for each in self._addresses.members(entry)))
+        return next(entry for entry in self.entries if any(each is source.endpoint for each in self._addresses.members(entry)))
 
     def _check_entry(self, name: str) -> None:
         names = [entry.name for entry in self.entries]
@@ -243,14 +243,14 @@ class Fleet:
                 scheduler.changed(now, source)
 
     def _source_for(self, endpoint: Endpoint, old: Source | None) -> Source:
-        if old is not None and old.handle is endpoint:
+        if old is not None and old.endpoint is endpoint:
             return old
         rng = self._engine.scheduler.rng
-        if old is not None and is_same_server(cast("Endpoint", old.handle), endpoint):
+        if old is not None and is_same_server(cast("Endpoint", old.endpoint), endpoint):
             adjust(old, endpoint, rng)
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
-        source.handle, source.sends_priority = endpoint, endpoint.send_priority
+        source.endpoint, source.sends_priority = endpoint, endpoint.send_priority
         self._size_cache(source)
         source.held = self._held if old is None else old.held
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
@@ -275,8 +275,8 @@ class Fleet:
             pool.prefix_of = self._prefix_of
             pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
             same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
-            ordinary = [source for source in sources if cast("Endpoint", source.handle).kind != BATCH_KIND]
-            provided[pool] = tuple(cast("Endpoint", source.handle) for source in sources if source not in ordinary)
+            ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
+            provided[pool] = tuple(cast("Endpoint", source.endpoint) for source in sources if source not in ordinary)
             served.append((pool, ordinary, pool.balancer if same else self._balancer(balancing)))
             return pool
 
@@ -286,7 +286,7 @@ class Fleet:
             registered[route.pattern] = route, serve(route.pattern, sources, (route.strategy, route.weights))
         declared: dict[str, list[Source]] = {}
         for source in self._sources.values():
-            for pattern in dict.fromkeys(cast("Endpoint", source.handle).models):
+            for pattern in dict.fromkeys(cast("Endpoint", source.endpoint).models):
                 declared.setdefault(pattern, []).append(source)
         own = {pattern: serve(pattern, sources, _DEFAULT_BALANCING) for pattern, sources in declared.items()}
         for pattern, pool in {**own, **{pattern: pool for pattern, (_, pool) in registered.items()}}.items():
@@ -342,7 +342,7 @@ class Fleet:
         """
         keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
         if keep is not None:
-            keep([source.handle for source in self.sources()])
+            keep([source.endpoint for source in self.sources()])
 
 
 def _without(route: Route, name: str) -> Route | None:
@@ -386,7 +386,7 @@ def _limited(limits: Limits) -> tuple[bool, ...]:
 
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
     """Give a source the settings of another version of its endpoint. The source keeps its latencies, health, counts and learned limits."""
-    old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
+    old, limits = cast("Endpoint", source.endpoint).limits, endpoint.limits
     if source.lease is not None:  # the lease announces the new limits to the other processes
         if old.max_concurrency != limits.max_concurrency:
             source.lease.window.inner = _resized(source.lease.window.inner, limits.max_concurrency, rng)
@@ -396,7 +396,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
         source.requests = _at_rate(source.requests, limits.rpm)
         source.tokens = _at_rate(source.tokens, limits.tpm)
     source.reserved = limits.tpm_counts == "reserved"
-    source.weight, source.attempt_timeout, source.handle = endpoint.weight, endpoint.timeouts.attempt, endpoint
+    source.weight, source.attempt_timeout, source.endpoint = endpoint.weight, endpoint.timeouts.attempt, endpoint
     source.sends_priority = endpoint.send_priority
 
 
@@ -421,7 +421,7 @@ def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> 
 
     What was already charged to the limit stays charged.
     """
-    rate = limit.pace if isinstance(limit, HeaderRateLimit) else limit
+    rate = limit.configured if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
         rate = None
     elif rate is None:
@@ -429,6 +429,6 @@ def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> 
     else:
         rate.rate = per_minute / 60
     if isinstance(limit, HeaderRateLimit):
-        limit.pace = rate
+        limit.configured = rate
         return limit
     return rate

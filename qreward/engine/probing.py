@@ -94,7 +94,7 @@ class ProbingEngine(Engine[Scheduler]):
         began = driver.loop.time()
         try:
             async with asyncio.timeout(TIMEOUT):
-                result = await look(cast("Endpoint", source.handle))
+                result = await look(cast("Endpoint", source.endpoint))
         except TimeoutError:
             result = ProbeResult()
         except Exception as error:  # a failing probe must not make anything else fail
@@ -125,4 +125,4 @@ class ProbingEngine(Engine[Scheduler]):
 
 def interval(source: Source) -> float | None:
     """Return the seconds between two probes of a source, or None if it is not probed."""
-    return cast("Endpoint", source.handle).probe
+    return cast("Endpoint", source.endpoint).probe

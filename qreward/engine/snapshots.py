@@ -30,7 +30,7 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 def stats_of(source: Source, now: float) -> EndpointStats:
     obstacle = standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
-    sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.handle).limits)
+    sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.endpoint).limits)
     state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
     return _stats(source.tally, source.latency, predicted_tokens=int(source.prefix_cache.predicted_tokens), state=state)
 

@@ -95,7 +95,7 @@ class StreamAttempt:
             if self._timing is not None and (limit := self._timing.first_limit(attempt.overdue)) is not None:
                 self._limit = limit
                 self._within(self._loop.time(), limit)
-            opened: OpenStream | Failure = await backend.stream(attempt.source.handle, attempt.task.payload)
+            opened: OpenStream | Failure = await backend.stream(attempt.source.endpoint, attempt.task.payload)
             return opened if isinstance(opened, Failure) else await self._read(opened)
         except asyncio.CancelledError:
             if not self._expired or me.uncancel() > self._before:  # not (only) the timer cancelled

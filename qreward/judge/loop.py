@@ -424,7 +424,7 @@ class ItemBatch(BatchWaiter):
             for item, _ in task.flight.items:
                 if item.waiter is self:
                     item.start_timer()
-        return await self.driver.backend.send(attempt.source.handle, task.payload)
+        return await self.driver.backend.send(attempt.source.endpoint, task.payload)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, CallTask)

@@ -233,7 +233,7 @@ class SnapshotMaker:
         )
 
     def _endpoint(self, now: float, source: Source, answers: float, tokens: float) -> EndpointSnapshot:
-        tally, reason, endpoint = source.tally, reason_of(now, source), cast("Endpoint", source.handle)
+        tally, reason, endpoint = source.tally, reason_of(now, source), cast("Endpoint", source.endpoint)
         counts = {name: getattr(tally, name) for name in COUNTS}
         price, fault = self._prices.get(source.name), source.fault
         return EndpointSnapshot(

@@ -88,7 +88,7 @@ def _limit(runtime: Runtime, order: Order) -> list[str]:
     if not order.limits or (stray := next((name for name in order.limits if name not in LIMITS), None)):
         given = f"there is no limit {stray!r}; " if order.limits else ""
         raise ConfigError(f"{given}{did_you_mean(stray, LIMITS, otherwise='the limits are')}" if given else "limit needs a limit to change")
-    old = cast("Endpoint", source.handle)
+    old = cast("Endpoint", source.endpoint)
     limits = old.limits.changed(order.limits)
     if not order.dry_run:
         config, entry = runtime.config, runtime.fleet.entry_of(source.name)

@@ -62,7 +62,7 @@ class LeaseRenewer:
         self.joined = False  # True if the source is a member of the ledger, according to the last reply
         self.next_at = 0.0  # time of the next renewal
         self._lease = lease
-        self.transport = make_transport(cast("Endpoint", source.handle))
+        self.transport = make_transport(cast("Endpoint", source.endpoint))
         self._engine = engine
         self._sent = source.tally.sent
         self._at = self._worked_at = -inf
@@ -74,7 +74,7 @@ class LeaseRenewer:
 
     @property
     def limits(self) -> Limits:
-        return cast("Endpoint", self.source.handle).limits
+        return cast("Endpoint", self.source.endpoint).limits
 
     def is_idle(self, now: float) -> bool:
         """Return whether no request has been in flight and no task has waited for more than ``IDLE`` seconds."""

@@ -3,7 +3,7 @@
     finish  = wait + tries * service
     service = pace * (overhead + tokens) * (1 + inflight / capacity)
 
-``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.wait``).
+``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``).
 ``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). Each failure
               of the task itself at the source quadruples it for this task (``Task.burden``).
 ``pace``      seconds per unit of work without load, a ratio of sums. With few answers it is pulled towards the common pace of the pool's

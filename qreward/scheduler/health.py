@@ -57,11 +57,11 @@ class Health:
         self._ejected = False  # the source was ejected, and no answer has come since
         self.since = -inf  # when the state last changed; requests sent earlier do not count
         self.serving_since = -inf  # when it first answered after it was out of service; earlier failures may belong to the outage
-        self._close()
+        self._reset()
 
-    def _close(self) -> None:
+    def _reset(self) -> None:
         self.open_until = -inf  # the source is out of service before this time; -inf while in service
-        self.half_open = False  # only one request may be in flight
+        self.half_open = False  # only one request may be in flight; also true while the source is out of service
         self._failures: list[tuple[int, int]] = []  # (order, task) of the latest failures; ``order`` counts the requests that were sent
         self.clean, self._stalled = True, False
 
@@ -90,7 +90,7 @@ class Health:
         if self._ejected:
             self._ejected, self.serving_since = False, now
         if self._stalled or self.half_open:
-            self._close()
+            self._reset()
             self._update()
         self.clean = True
 
@@ -124,7 +124,7 @@ class Health:
         return False
 
     def eject(self, now: float, seconds: float) -> None:
-        self._close()
+        self._reset()
         self.open_until, self.half_open, self.since, self.clean = now + seconds, True, now, False
         self._ejected = True
         self._update()
@@ -147,7 +147,7 @@ class Health:
 
     def restore(self) -> None:
         self.marked_unhealthy = False
-        self._close()
+        self._reset()
         self._update()
         self.clean = not self._ejected
 
@@ -167,49 +167,49 @@ class Cooldown:
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
-        self.closed = 0  # number of cooldowns in a row without an answer in between; 0 while no cooldown is active
+        self.pauses = 0  # number of cooldowns in a row without an answer in between; 0 while no cooldown is active
         self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
-        self._closed_at = -inf  # when the last cooldown started
+        self._began_at = -inf  # when the last cooldown started
         self._hint_until = -inf  # when the wait of the longest hint ends
         self._probe_at: float | None = None  # when the first request after the cooldown was sent
         self._reject_after = 0.0  # seconds until a request is rejected, moving average
 
     def sent(self, now: float) -> None:
-        """Record a request sent while ``closed`` is not 0: the first is a test, and the second ends the cooldown."""
+        """Record a request sent while ``pauses`` is not 0: the first is a test, and the second ends the cooldown."""
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)
         else:
-            self._open()
+            self._end()
 
     def ok(self, sent_at: float) -> None:
         if self._probe_at is not None and sent_at >= self._probe_at:
-            self._open()
+            self._end()
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
-        if sent_at >= self._closed_at:  # a request that was sent before this cooldown says nothing new
-            self.closed = min(self.closed + 1, 8)
-            self._closed_at = now
+        if sent_at >= self._began_at:  # a request that was sent before this cooldown says nothing new
+            self.pauses = min(self.pauses + 1, 8)
+            self._began_at = now
             self._probe_at = None
-            pause = min(LONGEST, FIRST * 2.0 ** (self.closed - 1)) * self._rng.uniform(0.5, 1.5)
+            pause = min(LONGEST, FIRST * 2.0 ** (self.pauses - 1)) * self._rng.uniform(0.5, 1.5)
             self.opens_at = max(self.opens_at, now + pause)  # an earlier hint may be longer
         if hint is not None:
             self.opens_at, self._hint_until = max(self.opens_at, now + hint), max(self._hint_until, now + hint)
-            self.closed, self._probe_at = max(1, self.closed), None  # a request in flight was sent before this hint
+            self.pauses, self._probe_at = max(1, self.pauses), None  # a request in flight was sent before this hint
 
     def hold(self, now: float, seconds: float) -> None:
         """Start a cooldown because a probe reports that the server is not ready."""
         self.opens_at = max(self.opens_at, now + seconds)
-        self.closed, self._probe_at = max(1, self.closed), None
+        self.pauses, self._probe_at = max(1, self.pauses), None
 
     def ease(self, now: float) -> bool:
         """End the cooldown now, or when the wait of a hint ends. Returns True if that is earlier than before."""
         at = max(now, self._hint_until)
-        if not self.closed or self._probe_at is not None or at >= self.opens_at:
+        if not self.pauses or self._probe_at is not None or at >= self.opens_at:
             return False
         self.opens_at = at
         return True
 
-    def _open(self) -> None:
-        self.closed, self._probe_at, self.opens_at, self._hint_until = 0, None, -inf, -inf
+    def _end(self) -> None:
+        self.pauses, self._probe_at, self.opens_at, self._hint_until = 0, None, -inf, -inf

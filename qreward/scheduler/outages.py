@@ -50,7 +50,7 @@ class OutageTracker:
             for feed in pool.feeds:
                 self._set_due(feed)
 
-    def look(self, now: float, attempt: Attempt, *, alive: bool) -> None:
+    def record_end(self, now: float, attempt: Attempt, *, alive: bool) -> None:
         """Record that an attempt has ended. ``alive`` is True if its outcome is a sign of life."""
         source = attempt.source
         if alive:

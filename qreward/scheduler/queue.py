@@ -28,7 +28,7 @@ MOST_GROUPS = 32
 LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
 PASSED_OVER = 0.5
-"""Share (0 to 1) of the time between the arrival of a single task and its ``due`` time. Until this share has passed, later tasks may be
+"""Share (0 to 1) of the time between the arrival of a single task and its ``order_time``. Until this share has passed, later tasks may be
 taken before this task because of their prefixes."""
 LEVELS = 10
 AGEING = 15.0
@@ -37,7 +37,7 @@ SWEEP = 64
 """Minimum number of tasks that must have ended in the queue before all ended tasks are removed together."""
 
 
-def due(task: Task) -> float:
+def order_time(task: Task) -> float:
     """Return the time by which a task is ordered, so that tasks of equal timeouts keep their order, and no task starves."""
     return min(task.born + PATIENCE, task.deadline)
 
@@ -60,11 +60,11 @@ class DeadlineQueue:
 
     def __init__(self) -> None:
         self.line: AffineQueue[Task] = AffineQueue()
-        self.early: list[tuple[float, int, Task]] = []  # a heap of due time, number and task
-        self._last = -inf  # due time of the last task in ``line``
+        self.early: list[tuple[float, int, Task]] = []  # a heap of order time, number and task
+        self._last = -inf  # order time of the last task in ``line``
 
     def put(self, task: Task) -> None:
-        by = due(task)
+        by = order_time(task)
         if by >= self._last or not (self.line or self.early):
             self._last = by
             self.line.append(task)
@@ -79,7 +79,7 @@ class DeadlineQueue:
         while self.early:
             by, _, task = self.early[0]
             if task.state is QUEUED:
-                return task if first is None or by < due(first) else first
+                return task if first is None or by < order_time(first) else first
             heappop(self.early)
         return first
 
@@ -87,7 +87,7 @@ class DeadlineQueue:
         """Remove and return the task that a source should take. ``head`` is the result of ``self.head()``."""
         if self.early and self.early[0][2] is head:
             return heappop(self.early)[2]
-        if now - head.born > PASSED_OVER * (due(head) - head.born):
+        if now - head.born > PASSED_OVER * (order_time(head) - head.born):
             return self.line.popleft()
         pool = head.pool
         while (task := self.line.take(source, pool.compared, pool.holders)).state is not QUEUED:

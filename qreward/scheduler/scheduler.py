@@ -8,16 +8,16 @@ clock. A command is a tuple:
 ``(CANCEL, attempt)``        stop the attempt, and report ``CANCELLED`` once its connection is closed;
 ``(FINISH, task, outcome, source, seconds)``
                              deliver to the caller an error, or an ``Answer`` with its source and the seconds that its attempt took;
-``(MORE, feed)``             read more input into the feed's buffer, then call ``refill``.
+``(MORE, feed)``             read more input into ``feed.incoming``, then call ``refill``.
 
 Rules that hold between any two calls:
-1. work conservation: while a task waits, no source that may serve it has free capacity;
+1. work conservation: while a task waits, no source that may serve it has free capacity (exceptions: ``TailGuard``, ``should_take``);
 2. a source gets no request before ``ready_at``, or while it has as many requests in flight as its concurrency limit allows;
 3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
-Other modules make parts of the decisions. ``failure_policy`` decides what follows from a failure. ``state`` decides when a source may be
-sent a request. ``hedging`` decides which requests are sent twice.
+Other modules decide parts: ``failure_policy`` what follows from a failure, ``source`` when a source may be sent a request and when it is
+expected to answer, ``hedging`` which requests are sent twice.
 """
 
 from __future__ import annotations
@@ -50,25 +50,17 @@ SEND: Final = 0
 CANCEL: Final = 1
 FINISH: Final = 2
 MORE: Final = 3
-
 Command = tuple[Any, ...]
-
 
 LOOK_LATER = 0.25
 """Seconds after which a check is repeated. A pool with idle sources is checked again after this time. Attempts that were not copied because
 no source had capacity are also checked again after this time."""
-
-
 LOOK_HELD = 1.0
 """Seconds after which it is checked again whether the items of a batch fail in an outage, while all its sources are paused. Only a request
 can end an outage."""
-
-
 STALLED = 0.1
 """Maximum number of seconds by which a tick may be late. A later tick means that the event loop was blocked, and that answers may be
 unread. Checks of attempts and sources are then postponed by this many seconds."""
-
-
 LOOK_ANEW = 32
 """Number of answers of a source after which the scheduler recomputes the age at which it inspects the attempts at this source."""
 
@@ -186,7 +178,7 @@ class Scheduler:
             outcome.error.__cause__ = error
         attempt.won = False
         record_attempt(attempt, outcome.kind.name.lower(), now, detail=str(outcome.error))
-        self._finish(task, outcome.error)
+        self._fail(task, outcome.error)
 
     def _ended(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
         source, task = attempt.source, attempt.task
@@ -212,7 +204,7 @@ class Scheduler:
             else:
                 self._reconsider(now, source)
         if self.outages.down or not isinstance(outcome, Answer):
-            self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
+            self.outages.record_end(now, attempt, alive=is_sign_of_life(outcome))
 
     def _reconsider(self, now: float, source: Source) -> None:
         """Let other sources take tasks that were sent before, because these may be answered sooner there after a failure of ``source``."""
@@ -256,15 +248,15 @@ class Scheduler:
                 if stalled:
                     item.check_at = max(item.check_at, now + STALLED)
                 elif now >= item.check_at:
-                    self._look(now, item)
+                    self._inspect(now, item)
                 self._wake(item, item.check_at)
                 self._fill(now, item)
             elif not stalled:
-                self._look_at(now, item)
+                self._run_timer(now, item)
             elif item.due < 0:
                 self.wheel.add(item, now + STALLED)
 
-    def _look_at(self, now: float, item: Timed) -> None:
+    def _run_timer(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
             self._check_idle(now, item)
         elif isinstance(item, BatchFeed) and all(source.held for source in item.pool.sources):
@@ -275,12 +267,7 @@ class Scheduler:
     # inputs: the fleet
 
     def join(self, now: float, source: Source, pool: Pool) -> None:
-        self._enrol(source, pool)
-        self.changed(now, source)
-
-    def _enrol(self, source: Source, pool: Pool) -> None:
-        pool.join(source)
-        source.look_after = self._hedging.look_after(source)
+        self.reroute(now, pool, [*pool.sources, source], pool.balancer)
 
     def changed(self, now: float, source: Source) -> None:
         """Use the capacity that a source may have gained: it has joined a pool, was marked healthy, or got higher limits."""
@@ -300,7 +287,8 @@ class Scheduler:
         pool.balancer = balancer
         for source in sources:  # before others leave: a pool without any source would fail the tasks that wait
             if source not in before:
-                self._enrol(source, pool)
+                pool.join(source)
+                source.look_after = self._hedging.look_after(source)
         for source in [source for source in pool.sources if source not in after]:
             self.leave(now, source, pool)
         for source in changed:
@@ -325,8 +313,6 @@ class Scheduler:
                 source.check_at = min(source.check_at, max(now, oldest.sent_at + source.look_after))
                 self._wake(source, source.check_at)
 
-    # what follows
-
     def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
         source, task = attempt.source, attempt.task
         source.answered(now, attempt, answer)
@@ -335,7 +321,8 @@ class Scheduler:
             if attempt.cached.tokens and answer.cached_tokens is not None:
                 task.pool.holders.uncached = 0 if answer.cached_tokens else task.pool.holders.uncached + 1
         if source.down_since is not None and source.health.is_back:
-            self._report_back(now, source)
+            self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
+            source.down_since = None
         if source.tally.ok % LOOK_ANEW == 0:
             task.pool.common.count(now)
             source.look_after = self._hedging.look_after(source)
@@ -363,7 +350,7 @@ class Scheduler:
         if task.attempt is not None and not verdict.final:  # another attempt is in flight, and its outcome decides
             return
         if verdict.error is not None:
-            self._finish(task, verdict.error)
+            self._fail(task, verdict.error)
         elif task.state is TaskState.QUEUED:  # it is queued for a copy already, which is now its only attempt
             self.pump(now, task.pool)
         elif verdict.wait > 0:
@@ -375,18 +362,13 @@ class Scheduler:
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
             task.trail = [*(task.trail or ()), *unanswered(task, now)]
-            self._finish(task, timeout_error(now, task))
+            self._fail(task, timeout_error(now, task))
             return
         if task.timeout is not None:
             self.wheel.add(task, task.deadline)
         self._place(now, task)
 
-    # dispatch
-
-    @property
-    def hedge_budget(self) -> float:
-        """Number of copies that the hedge budget allows now."""
-        return self._hedging.balance
+    # dispatch: a source takes a task (``_fill``, ``pump`` -> ``_next``), or a single task takes a source (``_place`` -> ``_choose``)
 
     def pump(self, now: float, pool: Pool) -> None:
         """Send waiting tasks of a pool. The balancer chooses a source with capacity, and this source takes a task from its queues."""
@@ -404,7 +386,7 @@ class Scheduler:
         for source in unable:
             self._offer(now, source)
         if unable:  # batch items held back from these sources may be released to them later
-            self._look_later(now, pool)
+            self._check_later(now, pool)
 
     def _place(self, now: float, task: Task, best: Source | None = None) -> None:
         pool = task.pool
@@ -415,12 +397,12 @@ class Scheduler:
             self._line_up(now, task)
             if task.failures:  # the best source is not ready, but another one that is may take it
                 self.pump(now, pool)
-            self._look_later(now, pool)
+            self._check_later(now, pool)
         if source is not None:
             self._offer(now, source)
 
     def _choose(self, now: float, task: Task, best: Source | None) -> Source | None:
-        """Return the source that a task is sent to now, or None if it should wait. ``best`` is the best source, if that is known."""
+        """Return the source that a task is sent to now, or None if it should wait. The balancer chooses for a task that failed nowhere."""
         if not (task.failures or task.unfit):
             return self._ready(now, task.pool, (), task)
         source = best or task.pool.best(now, task)[1]
@@ -438,7 +420,7 @@ class Scheduler:
         if error is None:
             pool.queue.put(task)
         else:
-            self._finish(task, error)
+            self._fail(task, error)
 
     def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         while (source := pool.balancer.take(now, pool, avoided, task)) is not None:
@@ -454,12 +436,12 @@ class Scheduler:
             if task is None:
                 for pool in source.pools:
                     pool.balancer.offer(source)
-                    self._look_later(now, pool)
+                    self._check_later(now, pool)
                 return
             self._send(now, task, source)
         self._wake(source, at)
 
-    def _look_later(self, now: float, pool: Pool) -> None:
+    def _check_later(self, now: float, pool: Pool) -> None:
         if pool.due < 0 and (pool.batch_inflight or pool.queue.levels):
             self.wheel.add(pool, now + LOOK_LATER)
 
@@ -518,7 +500,7 @@ class Scheduler:
             return False
         if any(now + other.latency.p5 <= task.deadline for other in task.pool.sources if other.health.in_service):
             return False
-        self._finish(task, too_late_error(now, task))
+        self._fail(task, too_late_error(now, task))
         return True
 
     def _send(self, now: float, task: Task, source: Source) -> None:
@@ -561,11 +543,6 @@ class Scheduler:
             source.prefix_cache.forget()  # it may return with an empty cache
             self.health_changes.append(HealthChange(source.name, reason, 0.0))
 
-    def _report_back(self, now: float, source: Source) -> None:
-        assert source.down_since is not None
-        self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
-        source.down_since = None
-
     def _start(self, now: float, task: Task) -> None:
         self._numbers += 1
         task.number = self._numbers
@@ -580,7 +557,7 @@ class Scheduler:
             feed.more_requested = True
             self.out.append((MORE, feed))
 
-    def _finish(self, task: Task, error: QRewardError) -> None:
+    def _fail(self, task: Task, error: QRewardError) -> None:
         self._end(task)
         self.out.append((FINISH, task, error, None, 0.0))
 
@@ -627,7 +604,7 @@ class Scheduler:
             if task.attempt is not None:  # it was queued for a copy, and its first attempt is in flight
                 task.state = TaskState.SENT
             else:
-                self._finish(task, error)
+                self._fail(task, error)
         for feed in pool.feeds:
             if feed.failing is None:
                 self._give_up(feed, partial(type(error), str(error)))
@@ -643,13 +620,13 @@ class Scheduler:
     def _fail_waiting(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
         """Fail the buffered items of a batch. While input remains, one is kept: only a request can show that a source is alive."""
         while len(feed.buffer) > (not feed.ended):
-            self._finish(feed.buffer.pop(), failing())
+            self._fail(feed.buffer.pop(), failing())
         if not feed.buffer:
             feed.pool.queue.drop_feed(feed)
 
     # inspection of attempts that take too long
 
-    def _look(self, now: float, source: Source) -> None:
+    def _inspect(self, now: float, source: Source) -> None:
         """Inspect the attempts at a source: cancel those that have exceeded their time limit, copy those that seem to hang or are late."""
         for pool in source.pools:
             pool.common.count(now)
@@ -719,4 +696,4 @@ class Scheduler:
                 self._send(now, task, source)
                 self._offer(now, source)
         if any(source.ready_at(now) <= now for source in pool.sources):
-            self._look_later(now, pool)
+            self._check_later(now, pool)

@@ -72,7 +72,7 @@ class Source:
     """
 
     __slots__ = (
-        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "fault", "handle",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "endpoint", "fault",
         "health", "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
         "prefix_cache", "proven", "removed", "requests", "reserved", "sends_priority", "service", "silence", "stream_timing", "tally",
         "tokens", "unanswered", "weight", "window",
@@ -92,7 +92,7 @@ class Source:
         limits = limits or Limits()
         self.name = name
         self.weight = weight
-        self.handle: object = None
+        self.endpoint: object = None  # opaque to the scheduler
         self.sends_priority = False  # its requests carry the level of their task
         self.pools: list[Pool] = []
         self.removed = False
@@ -139,8 +139,8 @@ class Source:
         if health.marked_unhealthy or self.removed or self.held:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
-        if self.learned is not None and self.learned.pace is not None:
-            at = max(at, self.learned.pace.ready_at)
+        if self.learned is not None and self.learned.limiter is not None:
+            at = max(at, self.learned.limiter.ready_at)
         if self.lease is not None and not self.lease.may_send(now):
             return inf
         if self.requests is not None:
@@ -157,7 +157,7 @@ class Source:
         attempt.order = self.tally.sent = self.tally.sent + 1
         self.window.sent(now, self.inflight)
         self.silence.sent(now, self.inflight)
-        if self.cooldown.closed:
+        if self.cooldown.pauses:
             self.cooldown.sent(now)
         if self.health.open_until != -inf:
             self.health.sent(now, self.tally.sent)

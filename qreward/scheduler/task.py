@@ -1,4 +1,4 @@
-"""Tasks, their attempts, and batches. Only the scheduler changes them, apart from the fields that are said to belong to the engine."""
+"""Tasks, their attempts, and batches. The scheduler changes them, and the engine under the scheduler's lock."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class RequestOptions(NamedTuple):
     streamed: bool = False  # the answers are streamed
 
     def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> Task:
+        """Make a task with these options. Finds the prefix of its prompt, unless the pool needs none."""
         task = Task(payload, pool, self.level, self.timeout, waiter, index, self.tenant)
         task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
         task.prefix = pool.prefix_of_task(payload)
@@ -68,7 +69,7 @@ AGAIN, MOST_AGAIN = 4.0, 3
 class Task:
     """A task is one logical request, which may need several attempts. See ``RequestOptions`` for the fields without a comment."""
 
-    payload: Any  # the request content; opaque to the scheduler
+    payload: Any  # the request content; opaque to the scheduler, which only sets its ``level`` if the source is told of it
     pool: Pool
     level: int
     timeout: float | None

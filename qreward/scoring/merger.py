@@ -285,7 +285,7 @@ class RequestMerger:
         self._continue()
         request, source = cast("MergedRequest", attempt.task), attempt.source
         count = len(request.members)
-        outcome: Outcome = await self.driver.backend.send(source.handle, request.payload)
+        outcome: Outcome = await self.driver.backend.send(source.endpoint, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
         kind, request.misconfigured = outcome.kind, outcome.misconfigured
@@ -401,7 +401,7 @@ class RequestMerger:
             some = items or self._collector.items()
             if not some:
                 return MergeLimits()
-            endpoint: Any = source.handle
+            endpoint: Any = source.endpoint
             usual = self.spec.limits(endpoint, some[0].payload)
             known = self._limits[source] = self._known.at(source, usual, sizing.MOST if self.spec.divides else None)
         return known.limits

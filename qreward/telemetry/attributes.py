@@ -47,7 +47,7 @@ _address = lru_cache(CACHED)(ServerAddress)
 
 
 def address_of(source: Source) -> ServerAddress:
-    return _address(source.name, getattr(source.handle, "base_url", None))
+    return _address(source.name, getattr(source.endpoint, "base_url", None))
 
 
 class CallKind:
@@ -270,7 +270,7 @@ MAX_MESSAGES = 64
 
 def messages_of(task: Task, end: End, reasons: tuple[str, ...], longest: int, *, with_output: bool) -> Attributes:
     headers = Secrets().and_headers(getattr(task.payload, "headers", None))
-    endpoints = [source.handle for source in (task.pool.sources if task.pool is not None else ())]
+    endpoints = [source.endpoint for source in (task.pool.sources if task.pool is not None else ())]
     secrets = [headers, *(secrets_of(each) for each in endpoints if hasattr(each, "api_key"))]  # type: ignore[arg-type]
     inputs, found = getattr(task.payload, "inputs", None), dict[str, Any]()
     if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, Mapping) for each in inputs):

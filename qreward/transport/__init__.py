@@ -1,1 +1,1 @@
-"""The HTTP transport: HTTP backends, and the conversion of responses and errors to outcomes."""
+"""Sends requests: the backend of the engine, its HTTP transports, and the conversion of responses and errors to outcomes."""

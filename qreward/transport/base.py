@@ -73,6 +73,7 @@ class HttpTransport(ABC):
         """Close all connections."""
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+        """Send a request and read the whole response. ``AiohttpTransport`` has a faster way of its own."""
         return await (await self.begin("POST", path, body, headers)).read_whole(self.cap)
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:

@@ -17,10 +17,10 @@ from qreward.settings.api_key import ApiKey
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, Endpoint
 from qreward.transport import connection_settings
-from qreward.transport.aiohttp_backend import AiohttpTransport
+from qreward.transport.aiohttp_transport import AiohttpTransport
 from qreward.transport.base import HttpTransport
 from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
-from qreward.transport.httpx_backend import HttpxTransport
+from qreward.transport.httpx_transport import HttpxTransport
 from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
 from qreward.transport.redaction import Secrets, secrets_of
@@ -66,7 +66,10 @@ class EndpointConnection:
         await self.transport.aclose()
 
     def encoded(self, call: WireRequest, whole: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
-        """Return the body and the additional headers of a request. ``whole`` has its priority. Raises ``BadRequest``."""
+        """Return the body and the additional headers of a request. Raises ``BadRequest``.
+
+        ``whole`` is the request before it was bound to the endpoint: the scheduler sets its level when it is sent.
+        """
         endpoint = self.endpoint
         body = call.codec.encode(call, self.renamed.get(call.model, call.model))
         if endpoint.send_priority:

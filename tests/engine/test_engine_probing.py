@@ -186,7 +186,7 @@ def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ende
 
 def test_the_scheduler_hears_once_that_a_source_was_lost_and_that_it_is_back() -> None:
     now, source = [0.0], make_source("a", Random(0), Limits())
-    source.handle = endpoint("a", 1.0)
+    source.endpoint = endpoint("a", 1.0)
     scheduler: Any = Scheduler(Retry(), Random(0))
     scheduler.on_source_lost, scheduler.changed = Mock(), Mock()
     engine = ProbingEngine(scheduler, FakeWire, clock=lambda: now[0])
@@ -202,7 +202,7 @@ def test_the_scheduler_hears_once_that_a_source_was_lost_and_that_it_is_back() -
 
 def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:
     sizes, source = [], make_source("a", Random(0), Limits())
-    source.handle = endpoint("a", 1.0)
+    source.endpoint = endpoint("a", 1.0)
     engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire)
     engine.watch_over(lambda: [source])
     engine.probed()

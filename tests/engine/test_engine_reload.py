@@ -172,11 +172,11 @@ def test_what_a_server_told_of_its_rate_is_kept_beside_the_operators() -> None:
     for rpm, rate in ((60, 1.0), (120, 2.0)):
         client.reload(config_of(endpoint("a", limits=Limits(rpm=rpm))))
         assert source.requests is told
-        assert told.pace is not None
-        assert told.pace.rate == rate
+        assert told.configured is not None
+        assert told.configured.rate == rate
     client.reload(config_of(endpoint("a", limits=Limits())))
     assert source.requests is told
-    assert told.pace is None
+    assert told.configured is None
 
 
 def adaptive(most: int | None) -> ClientConfig:

@@ -325,7 +325,7 @@ class Demands:
     def __init__(self, waiting: int = 0, **limits: Any) -> None:
         endpoint = Endpoint("http://a.example/v1", limits=Limits(**limits, shared="local"))
         self.source: Source = make_source("a", Random(0), endpoint.limits)
-        self.source.handle = endpoint
+        self.source.endpoint = endpoint
         assert self.source.lease is not None
         self.lease = self.source.lease
         engine: Any = None  # asking needs none

@@ -78,7 +78,7 @@ class Fleet:
         self.sources: list[Source] = []
         for place, server in enumerate(servers):
             source = make_source(f"e{place}", Random(seed + 3 + place), server.limits())
-            source.handle = server
+            source.endpoint = server
             self.sources.append(source)
             self.scheduler.join(0.0, source, self.pool)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -176,7 +176,7 @@ class Fleet:
     def _report(self, attempt: Attempt, outcome: Outcome) -> None:
         if attempt in self._running:
             self._running.remove(attempt)
-            server: Server = attempt.source.handle  # type: ignore[assignment]
+            server: Server = attempt.source.endpoint  # type: ignore[assignment]
             if attempt in server.waiting:
                 server.waiting.remove(attempt)
             elif attempt.handle is not None:
@@ -190,7 +190,7 @@ class Fleet:
 
     def _receive(self, attempt: Attempt) -> None:
         self._running.add(attempt)
-        server: Server = attempt.source.handle  # type: ignore[assignment]
+        server: Server = attempt.source.endpoint  # type: ignore[assignment]
         attempt.handle = None
         if server.rpm is not None:
             server.starts = [start for start in server.starts if self.now - start < 60]
@@ -214,7 +214,7 @@ class Fleet:
             server.waiting.append(attempt)
 
     def _work(self, attempt: Attempt) -> None:
-        server: Server = attempt.source.handle  # type: ignore[assignment]
+        server: Server = attempt.source.endpoint  # type: ignore[assignment]
         server.active += 1
         attempt.handle = server
         tokens = attempt.task.payload

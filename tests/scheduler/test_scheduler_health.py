@@ -269,7 +269,7 @@ def cooldown() -> Cooldown:
 def send(cooldown: Cooldown, now: float) -> None:
     """As a source does: an open cooldown need not be told."""
     assert cooldown.opens_at <= now
-    if cooldown.closed:
+    if cooldown.pauses:
         cooldown.sent(now)
 
 
@@ -343,7 +343,7 @@ def test_a_server_that_is_not_ready_is_left_alone_and_one_with_room_is_tried_at_
     held.hold(10.0, 5.0)
     assert held.opens_at == 15.0
     held.hold(11.0, 2.0)
-    assert (held.opens_at, held.closed) == (15.0, 1), "the longer one holds"
+    assert (held.opens_at, held.pauses) == (15.0, 1), "the longer one holds"
     assert held.ease(12.0)
     assert held.opens_at == 12.0
     assert not held.ease(12.5), "it is open already"

@@ -185,7 +185,7 @@ def test_other_policies_apply_from_then_on_and_those_that_stay_keep_what_they_ha
         sources = list(driver.sources.values())
         first = driver.submit()
         driver.wait(1.1)
-        assert (first.copy is not None, driver.scheduler.hedge_budget) == (True, 0.0)
+        assert (first.copy is not None, driver.scheduler._hedging.balance) == (True, 0.0)
         hedges_anew = driver.scheduler.set_policies(before, before.model_copy(update=changes))
         driver.scheduler.check_attempts_again(driver.now, sources)
         failing = driver.submit()
@@ -193,7 +193,7 @@ def test_other_policies_apply_from_then_on_and_those_that_stay_keep_what_they_ha
         retried = driver.outcome(failing) is None
         driver.submit()
         waits = [driver.outcome(driver.submit()) is None for _ in range(2)][-1]
-        seen[name] = (hedges_anew, driver.scheduler.hedge_budget, retried, waits)
+        seen[name] = (hedges_anew, driver.scheduler._hedging.balance, retried, waits)
     assert seen == {
         "nothing": (False, 0.0, True, True),
         "queue": (False, 0.0, True, False),

@@ -81,7 +81,7 @@ def test_calls_for_embeddings_count_by_their_inputs() -> None:
 def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_there_yet() -> None:
     pool = pool_of(fixed(1))
     source = pool.sources[0]
-    source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
+    source.endpoint = Endpoint("http://a.example/v1", name="a", kind="vllm")
     spec = MergeSpec(SCORE, "m", {}, None, None)
     engine = SimpleNamespace(lock=nullcontext(), clock=lambda: 0.0)
     driver: Any = SimpleNamespace(

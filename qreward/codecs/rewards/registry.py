@@ -108,6 +108,10 @@ def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
+    """Return a request with the codec of the endpoint that it goes to, the path, and whether the path is outside ``/v1``.
+
+    A chat has the same codec and path at every endpoint.
+    """
     codec = call.codec
     if isinstance(codec, Operation):
         found = codec_at(endpoint, codec)

@@ -50,8 +50,8 @@ class HeaderRateLimit:
         32.0
     """
 
-    def __init__(self, pace: Gcra | None = None) -> None:
-        self.pace = pace  # the configured limit
+    def __init__(self, configured: Gcra | None = None) -> None:
+        self.configured = configured
         self.refill = 0.0  # amount per second; 0 for a window, which is refilled at once
         self._left, self._at = inf, -inf  # remaining amount (inf while unknown), and the time for which it was computed
         self._most = inf  # remaining amount when nothing is used
@@ -72,11 +72,11 @@ class HeaderRateLimit:
 
     @property
     def rate(self) -> float:
-        return min(inf if self.pace is None else self.pace.rate, self.refill or inf)
+        return min(inf if self.configured is None else self.configured.rate, self.refill or inf)
 
     @property
     def ready_at(self) -> float:
-        at = -inf if self.pace is None else self.pace.ready_at
+        at = -inf if self.configured is None else self.configured.ready_at
         needed = min(self._most, self._largest)
         if self._left >= needed:
             return at
@@ -84,8 +84,8 @@ class HeaderRateLimit:
         return max(at, min(back_at, self._ask_at))
 
     def take(self, now: float, cost: float = 1.0) -> None:
-        if self.pace is not None:
-            self.pace.take(now, cost)
+        if self.configured is not None:
+            self.configured.take(now, cost)
         self._largest = max(cost, FADE * self._largest, 1.0)
         if self._left == inf:
             return
@@ -102,13 +102,13 @@ class HeaderRateLimit:
             self._sends.append([now, self._paid, 1])
 
     def rejected(self, now: float) -> None:
-        if self.pace is not None:
-            self.pace.rejected(now)
+        if self.configured is not None:
+            self.configured.rejected(now)
 
     def settle(self, reserved: float, used: float, sent_at: float) -> None:
         """Correct the charge of a request that has ended. The server counts what it served itself."""
-        if self.pace is not None:
-            self.pace.settle(reserved, used, sent_at)
+        if self.configured is not None:
+            self.configured.settle(reserved, used, sent_at)
         self._largest = max(used, self._largest)
         if not used:
             self._left += reserved

@@ -124,7 +124,7 @@ class LearnedRate:
     """Limits the requests per second to a rate that is learned from rejects."""
 
     def __init__(self) -> None:
-        self.pace: Gcra | None = None  # the limit, once there is one
+        self.limiter: Gcra | None = None  # the limit, once there is one
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
@@ -133,11 +133,11 @@ class LearnedRate:
 
     @property
     def rate(self) -> float:
-        return inf if self.pace is None else self.pace.rate
+        return inf if self.limiter is None else self.limiter.rate
 
     @property
     def ready_at(self) -> float:
-        return -inf if self.pace is None else self.pace.ready_at
+        return -inf if self.limiter is None else self.limiter.ready_at
 
     def sent(self, now: float) -> None:
         second = int(now)
@@ -146,14 +146,14 @@ class LearnedRate:
         if second not in self._accepted:
             self._accepted = {then: count for then, count in self._accepted.items() if then >= second - SPAN}
         self._accepted[second] = self._accepted.get(second, 0) + 1
-        if self.pace is not None:
-            self.pace.take(now)
+        if self.limiter is not None:
+            self.limiter.take(now)
 
     def ok(self, now: float) -> None:
         self._answered = True
-        if self.pace is not None and now - self._changed > (NEXT if self._raised else CALM):
+        if self.limiter is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
-            self.pace.rate *= 1 + self._raised
+            self.limiter.rate *= 1 + self._raised
             self._changed = now
 
     def refused(self, sent_at: float) -> None:
@@ -170,11 +170,11 @@ class LearnedRate:
         if recent < EVIDENCE:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
-        if self.pace is None:
-            self.pace = Gcra(seen)
+        if self.limiter is None:
+            self.limiter = Gcra(seen)
         elif self._raised:
-            self.pace.rate = max(min(seen, self.pace.rate), self.pace.rate / (1 + self._raised))
+            self.limiter.rate = max(min(seen, self.limiter.rate), self.limiter.rate / (1 + self._raised))
         else:
-            self.pace.rate = min(seen, SHARE * self.pace.rate)
+            self.limiter.rate = min(seen, SHARE * self.limiter.rate)
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False

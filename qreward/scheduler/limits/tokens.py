@@ -25,21 +25,21 @@ class TokenEstimator:
         self._output: float | None = None  # output tokens of an answer, moving average
 
     def reserve(self, now: float, attempt: Attempt) -> None:
-        pace = attempt.source.tokens
-        assert pace is not None
+        limit = attempt.source.tokens
+        assert limit is not None
         prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
         expected = FIRST_OUTPUT if self._output is None else self._output
         reserved = attempt.source.reserved and most
         attempt.prompt = prompt
         attempt.cost = prompt * self._scale + (most if reserved else min(expected, most or inf))
-        pace.take(now, attempt.cost)
+        limit.take(now, attempt.cost)
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
         """Correct the charge of an ended attempt by the tokens that the answer reports. Without an answer, return the whole charge."""
-        pace = attempt.source.tokens
-        if pace is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
+        limit = attempt.source.tokens
+        if limit is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
             return
-        pace.settle(attempt.cost, 0.0 if answer is None else self._used(attempt, answer), attempt.sent_at)
+        limit.settle(attempt.cost, 0.0 if answer is None else self._used(attempt, answer), attempt.sent_at)
 
     def _used(self, attempt: Attempt, answer: Answer) -> float:
         """Return the tokens to charge for an answer, and update the estimates."""

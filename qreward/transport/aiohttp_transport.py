@@ -1,4 +1,4 @@
-"""The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path."""
+"""The default transport: aiohttp, with settings that keep it correct and fast on the hot path."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from qreward.errors import ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint, Timeouts
 from qreward.transport.backend import HttpBackend
-from qreward.transport.httpx_backend import HttpxTransport
+from qreward.transport.httpx_transport import HttpxTransport
 
 PACKAGES = each("package", [httpx, httpx2])
 URL = "http://judge.example/v1"

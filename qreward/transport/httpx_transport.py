@@ -1,4 +1,4 @@
-"""The backend over ``httpx``: for a user's own client or transport of ``httpx`` or ``httpx2``, for applications in this process, and for
+"""The transport over ``httpx``: for a user's own client or transport of ``httpx`` or ``httpx2``, for applications in this process, and for
 ``transport="httpx"``.
 
 No other module of ``qreward.transport`` uses these packages. ``httpx`` is imported only for the last two, because a user who passes an

@@ -20,8 +20,8 @@ from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Timeouts
 from qreward.testing.virtual_time import run_in_virtual_time
-from qreward.transport import aiohttp_backend as aiohttp_transport
-from qreward.transport.aiohttp_backend import AiohttpTransport, GatedConnector, translate
+from qreward.transport import aiohttp_transport as aiohttp_transport
+from qreward.transport.aiohttp_transport import AiohttpTransport, GatedConnector, translate
 
 PATH = "/chat/completions"
 OK = answer(completion())

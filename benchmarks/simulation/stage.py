@@ -102,18 +102,18 @@ class Watched(Scheduler):
     def submit(self, now: float, task: Task) -> None:
         before = len(self.out)
         super().submit(now, task)
-        self._inspect(self.out[before:])
+        self._examine(self.out[before:])
 
     def refill(self, now: float, feed: BatchFeed) -> None:
         before = len(self.out)
         super().refill(now, feed)
-        self._inspect(self.out[before:])
+        self._examine(self.out[before:])
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
         source, before = attempt.source, len(self.out)
         was = source.health.in_service
         super().event(now, attempt, outcome)
-        self._inspect(self.out[before:])
+        self._examine(self.out[before:])
         if was and not source.health.in_service:
             self._stage.lost_sight.append((now, source))
 
@@ -122,9 +122,9 @@ class Watched(Scheduler):
         was = [source for source in stage.sources if source.health.in_service] if len(stage.sources) <= MOST_WATCHED else []
         super().tick(now)
         stage.lost_sight += [(now, source) for source in was if not source.health.in_service]
-        self._inspect(self.out[before:])
+        self._examine(self.out[before:])
 
-    def _inspect(self, commands: Iterable[Command]) -> None:
+    def _examine(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if command[0] == SEND:
                 source = command[1].source

@@ -20,7 +20,7 @@ from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Timeouts
 from qreward.testing.virtual_time import run_in_virtual_time
-from qreward.transport import aiohttp_transport as aiohttp_transport
+from qreward.transport import aiohttp_transport
 from qreward.transport.aiohttp_transport import AiohttpTransport, GatedConnector, translate
 
 PATH = "/chat/completions"

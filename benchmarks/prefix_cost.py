@@ -35,7 +35,7 @@ from prefix_workloads import WORKLOADS, PrefixJob, Workload, found, told
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs import chat
 from qreward.codecs.base import WireRequest
-from qreward.engine.prefixes import PrefixFinder
+from qreward.engine.prefix_finder import PrefixFinder
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Answer

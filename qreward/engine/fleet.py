@@ -25,7 +25,7 @@ from weakref import ref
 
 from qreward.engine.addresses import AddressLists
 from qreward.engine.driver import Engine, LoopDriver
-from qreward.engine.prefixes import PrefixFinder
+from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
@@ -235,7 +235,7 @@ class Fleet:
             scheduler.reroute(now, pool, sources, balancer)
         self._forget_unused()
         for _, pool in self._orphans:
-            scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_DEFAULT_BALANCING))
+            scheduler.reroute(now, pool, self._sources_for_models_of(pool), make_balancer(*_DEFAULT_BALANCING))
         if rehedged:
             scheduler.check_attempts_again(now, self.sources())
         if policies is not None:  # limits may have been raised
@@ -271,13 +271,13 @@ class Fleet:
 
         def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
             pools = unused.get(pattern)
-            pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_DEFAULT_BALANCING), Queue())
+            pool = pools.pop() if pools else Pool(repr(pattern), [], make_balancer(*_DEFAULT_BALANCING), Queue())
             pool.prefix_of = self._prefix_of
             pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
             same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
             ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
             provided[pool] = tuple(cast("Endpoint", source.endpoint) for source in sources if source not in ordinary)
-            served.append((pool, ordinary, pool.balancer if same else self._balancer(balancing)))
+            served.append((pool, ordinary, pool.balancer if same else make_balancer(*balancing)))
             return pool
 
         registered = {}
@@ -315,13 +315,10 @@ class Fleet:
             detach(weak())
         self._orphans += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
 
-    def _heirs(self, pool: Pool) -> list[Source]:
+    def _sources_for_models_of(self, pool: Pool) -> list[Source]:
         """Return the sources that now serve the models requested from a pool whose pattern is gone."""
-        heirs = [self._table.find(model) for model in sorted(pool.models)]
-        return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
-
-    def _balancer(self, balancing: _Balancing) -> Balancer:
-        return make_balancer(*balancing)
+        found = [self._table.find(model) for model in sorted(pool.models)]
+        return list(dict.fromkeys(source for other in found if other is not None for source in other.sources))
 
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""

@@ -17,7 +17,7 @@ from qreward import PrefixAffinity
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions.base import DecisionInput
-from qreward.engine.prefixes import BLOCK, ENDS, EXACT, MOST_GROUPS, SAMPLES, PrefixFinder, common_length
+from qreward.engine.prefix_finder import BLOCK, ENDS, EXACT, MOST_GROUPS, SAMPLES, PrefixFinder, common_length
 
 
 def call_of(*contents: Any, model: str = "m", group: object = None, **params: Any) -> WireRequest:

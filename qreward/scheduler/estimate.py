@@ -1,7 +1,7 @@
 """The one estimate behind every choice of an endpoint: when would this source have answered this task?
 
     finish  = wait + tries * service
-    service = pace * (overhead + tokens) * (1 + inflight / capacity)
+    service = pace * (overhead + tokens) * (1 + LOAD * inflight / capacity)
 
 ``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``).
 ``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). Each failure
@@ -32,8 +32,10 @@ HALF_LIFE = 30.0
 """Seconds in which what is known about a source loses half of its weight."""
 IDLE = 1.0
 """Age in seconds from which observations lose weight by age. More often is not worth the arithmetic."""
-CAPACITY = 32
-"""Number of requests in flight at which a server is assumed to need twice as long for each."""
+CAPACITY, LOAD = 32, 1.5
+"""``CAPACITY``: number of requests in flight at which a server is assumed to need twice as long for each. ``LOAD``: factor on the load in a
+choice, but not where answers are measured. So the shares of equal servers are drawn together. With 1, single calls to eight equal servers
+took 19.1 s, with 1.5 they took 16.8 s (round robin: 17.2 s); calls to servers of unequal speed took the same (simulated, 24 runs)."""
 CALM, MOST_FAILURES, FORGOTTEN = 5.0, 0.9, 0.01
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures.
 ``FORGOTTEN``: weight of failures below which a source counts as without failures."""

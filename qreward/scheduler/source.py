@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qreward.quota.lease import Lease
 from qreward.reasons import ReasonCode
-from qreward.scheduler.estimate import CAPACITY, SourceService
+from qreward.scheduler.estimate import CAPACITY, LOAD, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
@@ -298,7 +298,7 @@ class Source:
 
         The unit is unknown before the first answer in the pool.
         """
-        return (1.0 + self.inflight / min(self.window.limit, CAPACITY)) * pool.common.expected(now, self.service)
+        return (1.0 + LOAD * self.inflight / min(self.window.limit, CAPACITY)) * pool.common.expected(now, self.service)
 
     def finish(self, now: float, task: Task, most: float = inf) -> float:
         """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source.

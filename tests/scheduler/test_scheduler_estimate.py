@@ -15,6 +15,7 @@ from qreward.scheduler.estimate import (
     FIT_EVERY,
     HALF_LIFE,
     IDLE,
+    LOAD,
     MEMORY,
     MOST_FAILURES,
     MOST_OVERHEAD,
@@ -246,14 +247,14 @@ def test_a_failure_never_makes_the_expected_tries_fewer_and_an_answer_never_make
 
 
 def test_load_raises_the_time_until_an_answer_in_proportion_to_the_requests_in_flight_over_the_capacity() -> None:
-    """Limit -> the number of others in flight with which an answer takes twice as long."""
+    """Limit, and the number of others in flight with which the load is one."""
     for limit, capacity in ((4, 4), (1000, CAPACITY)):
         source = Source("a", Random(0), Limits(max_concurrency=limit))
         pool = Pool("p", [source], ExpectedFinish(), Queue())
         alone = source.answers_in(0.0, pool)
         assert alone == 1.0, "only the load is known before the first answer"
         pool.common = usual(3.0)
-        for inflight, factor in ((0, 1.0), (capacity, 2.0), (3 * capacity, 4.0)):
+        for inflight, factor in ((0, 1.0), (capacity, 1 + LOAD), (3 * capacity, 1 + 3 * LOAD)):
             source.inflight = inflight
             assert source.answers_in(0.0, pool) == pytest.approx(3.0 * factor), (limit, inflight)
         source.failed(0.0)

@@ -100,11 +100,11 @@ def test_least_connections_are_really_the_least_for_each_ones_weight() -> None:
 
 def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
     driver = Driver({"fast": 8, "middle": 8, "slow": 8})
-    warm_all(driver, answers=12, fast=PACE, middle=1.4 * PACE, slow=5 * PACE)
+    warm_all(driver, answers=12, fast=PACE, middle=1.4 * PACE, slow=8 * PACE)
     names = placed(driver, 24)
     assert names[0] == "fast"
     assert "middle" in names[:8], "one as fast as this is better than a full one"
-    assert "slow" not in names[:15], "five times as slow is worse than full"
+    assert "slow" not in names[:15], "eight times as slow is worse than full"
     assert Counter(names) == {"fast": 8, "middle": 8, "slow": 8}, "but all is better than waiting"
     driver.add("new", Limits(max_concurrency=8))
     assert driver.where(driver.submit()) == "new", "it may be quicker than any"

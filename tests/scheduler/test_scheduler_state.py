@@ -102,7 +102,7 @@ def test_an_answer_is_expected_to_take_longer_as_the_window_fills() -> None:
     answered(loaded, 2.0, pool)
     assert loaded.answers_in(2.0, pool) == pytest.approx(2.0)
     loaded.inflight = 4
-    assert loaded.answers_in(2.0, pool) == pytest.approx(4.0)
+    assert loaded.answers_in(2.0, pool) == pytest.approx(5.0)
 
 
 def finish(source: Source, now: float, *failures: Source, unfit: tuple[Source, ...] = ()) -> float:
@@ -127,7 +127,7 @@ def test_the_expected_finish_of_a_task_is_the_wait_and_four_times_the_service_fo
         "twice": (finish(free, 2.0, free, free, other), 32.0),
         "three times at most": (finish(free, 2.0, *[free] * 9), 128.0),
         "it cannot serve it": (finish(free, 2.0, unfit=(free,)), inf),
-        "no slot": (finish(full, 2.0), 4.0 + 4.0 / 4),
+        "no slot": (finish(full, 2.0), 5.0 + 5.0 / 4),
         "a cooldown": (finish(away, 2.0), 10.0 + 2.0),
         "a rate": (finish(paced, 2.0), paced.ready_at(2.0) - 2.0 + 2.0),
     }
@@ -139,7 +139,7 @@ def test_the_expected_finish_of_a_task_is_the_wait_and_four_times_the_service_fo
         pool.queue.put(waiting)
     assert finish(free, 2.0) == pytest.approx(2.0), "they go ahead of nobody who has a slot"
     assert finish(paced, 2.0) == pytest.approx(paced.ready_at(2.0) - 2.0 + 3 * 60.0 + 2.0)
-    assert finish(full, 2.0) == pytest.approx(4.0 + (1 + 3) * 4.0 / 4)
+    assert finish(full, 2.0) == pytest.approx(5.0 + (1 + 3) * 5.0 / 4)
     removed = source()
     Pool("q", [removed], ExpectedFinish(), Queue())
     removed.removed = True

@@ -78,7 +78,7 @@ class Fleet:
         self._routes: dict[str, tuple[Route, Pool]] = {}
         self._table: Routes[Pool] = Routes()
         self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only ``client.run`` uses
-        self._held = ""  # why all endpoints are paused, also those that are added later
+        self._paused = ""  # why all endpoints are paused, also those that are added later
         self._orphans: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
         self._set(endpoints, routes)
 
@@ -179,11 +179,11 @@ class Fleet:
         """Pause an endpoint, or all endpoints if ``name`` is None. An empty ``why`` resumes. Requests that wait go on waiting."""
         chosen = self.sources() if name is None else [self.source(name)]
         if name is None:
-            self._held = why
+            self._paused = why
 
         def change(now: float) -> None:
             for source in chosen:
-                source.held = why
+                source.paused = why
             if not why:
                 for source in chosen:
                     self._engine.scheduler.changed(now, source)
@@ -252,7 +252,7 @@ class Fleet:
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.endpoint, source.sends_priority = endpoint, endpoint.send_priority
         self._size_cache(source)
-        source.held = self._held if old is None else old.held
+        source.paused = self._paused if old is None else old.paused
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
         return source

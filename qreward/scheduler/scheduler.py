@@ -55,7 +55,7 @@ Command = tuple[Any, ...]
 LOOK_LATER = 0.25
 """Seconds after which a check is repeated. A pool with idle sources is checked again after this time. Attempts that were not copied because
 no source had capacity are also checked again after this time."""
-LOOK_HELD = 1.0
+LOOK_PAUSED = 1.0
 """Seconds after which it is checked again whether the items of a batch fail in an outage, while all its sources are paused. Only a request
 can end an outage."""
 STALLED = 0.1
@@ -259,8 +259,8 @@ class Scheduler:
     def _run_timer(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
             self._check_idle(now, item)
-        elif isinstance(item, BatchFeed) and all(source.held for source in item.pool.sources):
-            self.wheel.add(item, now + LOOK_HELD)
+        elif isinstance(item, BatchFeed) and all(source.paused for source in item.pool.sources):
+            self.wheel.add(item, now + LOOK_PAUSED)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))
 

@@ -73,7 +73,7 @@ class Source:
 
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "endpoint", "fault",
-        "health", "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "health", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "paused", "pools",
         "prefix_cache", "proven", "removed", "requests", "reserved", "sends_priority", "service", "silence", "stream_timing", "tally",
         "tokens", "unanswered", "weight", "window",
     )  # fmt: skip
@@ -96,7 +96,7 @@ class Source:
         self.sends_priority = False  # its requests carry the level of their task
         self.pools: list[Pool] = []
         self.removed = False
-        self.held = ""  # why an operator has paused it; "" if it is not paused
+        self.paused = ""  # why an operator has paused it; "" if it is not paused
         # limits
         self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
         self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
@@ -136,7 +136,7 @@ class Source:
         health = self.health
         if not slot and (self.inflight >= self.window.limit or (self.inflight and health.half_open)):
             return inf
-        if health.marked_unhealthy or self.removed or self.held:
+        if health.marked_unhealthy or self.removed or self.paused:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
         if self.learned is not None and self.learned.limiter is not None:
@@ -263,7 +263,7 @@ class Source:
     def available_soon(self, now: float) -> bool:
         """Return whether the source is expected to accept work within ``SOON`` seconds."""
         soon = now + SOON
-        if not self.health.in_service or self.removed or self.held or self.cooldown.opens_at >= soon:
+        if not self.health.in_service or self.removed or self.paused or self.cooldown.opens_at >= soon:
             return False
         if not self.metered:
             return True
@@ -350,7 +350,7 @@ def standing(now: float, source: Source) -> Availability:
     orders: list[tuple[bool | str, str, ReasonCode]] = [
         (source.removed, "removed", "removed"),
         (health.marked_unhealthy, "marked unhealthy", "marked_unhealthy"),
-        (source.held, source.held, "paused"),
+        (source.paused, source.paused, "paused"),
     ]
     for given, reason, code in orders:
         if given:

@@ -183,7 +183,7 @@ TEXTS: dict[ReasonCode, Callable[[float, Source, Availability], str]] = {
     "out_of_service": _out_of_service,
     "quota": _share,
     "no_answer": _no_answer,
-    "paused": lambda _now, source, _found: f"is {source.held}",
+    "paused": lambda _now, source, _found: f"is {source.paused}",
     "marked_unhealthy": lambda _now, _source, _found: "is marked unhealthy, until mark_healthy",
     "removed": lambda _now, _source, _found: "was removed",
 }

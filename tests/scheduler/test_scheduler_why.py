@@ -35,7 +35,7 @@ def test_the_reason_of_a_pool_is_that_of_the_endpoint_which_is_expected_to_take_
     for each, at in ((late, 0.0), (soon, -50.0)):
         assert each.requests is not None
         each.requests.take(at)
-    held.held = "paused: new weights"
+    held.paused = "paused: new weights"
     found = explain(0.0, pool_of(late, held, soon, waiting=42))
     assert (found.code, [each.endpoint for each in found.endpoints]) == ("rate_limit", ["soon", "late", "held"])
     assert found.text == (
@@ -49,7 +49,7 @@ def test_the_reason_of_a_pool_is_that_of_the_endpoint_which_is_expected_to_take_
 def test_a_sentence_names_three_endpoints_and_counts_the_others() -> None:
     sources = [source(f"gpu-{number}") for number in range(64)]
     for each in sources:
-        each.held = "paused"
+        each.paused = "paused"
     found = explain(0.0, pool_of(*sources, waiting=1))
     assert found.text.startswith("1 item waits for judge-*: gpu-0 is paused; gpu-1 is paused; ")
     assert found.text.endswith("; and 61 more endpoints")
@@ -86,7 +86,7 @@ def test_the_sentence_for_errors_is_made_anew_after_a_moment() -> None:
     each = source("a")
     pool = pool_of(each, waiting=2)
     first = said(0.0, pool)
-    each.held = "paused"
+    each.paused = "paused"
     assert said(KEPT / 2, pool) == first
     assert said(KEPT, pool) != first
 
@@ -101,5 +101,5 @@ def test_the_time_left_counts_when_each_endpoint_may_be_used_and_how_fast_it_is(
     slow.cooldown.opens_at = 2.0
     least, most = pool.done_in(0.0, 10) or (0.0, 0.0)
     assert 8.0 < least < most < 14.0
-    quick.held = slow.held = "paused"
+    quick.paused = slow.paused = "paused"
     assert pool.done_in(0.0, 10) is None

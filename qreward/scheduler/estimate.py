@@ -5,7 +5,7 @@
 
 ``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``).
 ``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). Each failure
-              of the task itself at the source quadruples it for this task (``Task.burden``).
+              of the task itself at the source doubles it for this task (``Task.burden``).
 ``pace``      seconds per unit of work without load, a ratio of sums. With few answers it is pulled towards the common pace of the pool's
               sources, as if each source had given ``PRIOR`` answers at the common pace (empirical Bayes, Morris 1983). It forgets with age,
               so an idle source is expected to be like the others again.
@@ -32,10 +32,10 @@ HALF_LIFE = 30.0
 """Seconds in which what is known about a source loses half of its weight."""
 IDLE = 1.0
 """Age in seconds from which observations lose weight by age. More often is not worth the arithmetic."""
-CAPACITY, LOAD = 32, 1.5
+CAPACITY, LOAD = 32, 1.25
 """``CAPACITY``: number of requests in flight at which a server is assumed to need twice as long for each. ``LOAD``: factor on the load in a
 choice, but not where answers are measured. So the shares of equal servers are drawn together. With 1, single calls to eight equal servers
-took 19.1 s, with 1.5 they took 16.8 s (round robin: 17.2 s); calls to servers of unequal speed took the same (simulated, 24 runs)."""
+took 19.1 s, with 1.25 they took 17.8 s (round robin: 17.2 s); calls to servers of unequal speed took the same (simulated, 24 runs)."""
 CALM, MOST_FAILURES, FORGOTTEN = 5.0, 0.9, 0.01
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures.
 ``FORGOTTEN``: weight of failures below which a source counts as without failures."""

@@ -265,9 +265,7 @@ class Source:
         soon = now + SOON
         if not self.health.in_service or self.removed or self.paused or self.cooldown.opens_at >= soon:
             return False
-        if not self.metered:
-            return True
-        return not any(isinstance(limit, HeaderRateLimit) and limit.ready_at > soon for limit in (self.requests, self.tokens))
+        return not any(limit is not None and limit.ready_at > soon for limit in (self.requests, self.tokens))
 
     def rate(self, seconds: float | None = None) -> float:
         """Return the requests per second that the source can take if it needs ``seconds`` for an answer, by default its mean latency.

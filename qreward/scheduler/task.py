@@ -60,9 +60,8 @@ class RequestOptions(NamedTuple):
 
 MOST_DOUBLINGS = 3
 """Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
-latency of the source is known, the first such attempt does not double the limit."""
-AGAIN, MOST_AGAIN = 4.0, 3
-"""``AGAIN``: factor on the expected tries of a task at a source for each of its failures there. ``MOST_AGAIN``: failures that count."""
+latency of the source is known, the first such attempt does not double the limit. Also the maximum number of times that the failures of a
+task at a source double the expected tries there."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -125,7 +124,7 @@ class Task:
         return self.copy if attempt is self.attempt else self.attempt
 
     def burden(self, source: Source) -> float:
-        """Return the factor on the expected tries at a source: ``AGAIN`` for each failure of this task there, ``MOST_AGAIN`` at most.
+        """Return the factor on the expected tries at a source. Each failure of this task there doubles it, up to ``MOST_DOUBLINGS`` times.
 
         The factor is inf if the source cannot serve the task, or works on it already.
         """
@@ -133,7 +132,7 @@ class Task:
             return inf
         if not self.failures:
             return 1.0
-        return AGAIN ** min([failed for failed, _ in self.failures].count(source), MOST_AGAIN)
+        return 2.0 ** min([failed for failed, _ in self.failures].count(source), MOST_DOUBLINGS)
 
     def drop(self, attempt: Attempt) -> None:
         if attempt is self.attempt:

@@ -74,7 +74,7 @@ def test_a_task_that_waits_for_a_source_that_is_lost_goes_back_to_the_one_it_avo
         case "mark":
             driver.mark("b", down=True)
         case "gate":
-            driver.fail(driver.at("b")[0], K.OVERLOADED, retry_after=60.0)
+            driver.fail(driver.at("b")[0], K.OVERLOADED, retry_after=30.0)
             driver.ok(driver.at("a")[0])  # the one that was turned away was older, and went first
         case _:
             driver["b"].health.eject(driver.now, 30.0)

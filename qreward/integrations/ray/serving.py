@@ -42,9 +42,9 @@ def deployment(
         name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
         max_ongoing_requests: maximum number of requests that a replica receives at once. The replica forms batches from these requests. The
             default is twice ``max_batch_size * max_concurrent_batches``, but at least 100.
-        serve_options: other options of ``serve.deployment``. settings: settings of the queue in each replica, and limits on its requests,
-        as in :class:`~qreward.server.ServerConfig`. A ``${VAR}``
-            is resolved in the replica.
+        serve_options: other options of ``serve.deployment``.
+        settings: settings of the queue in each replica, and limits on its requests, as in :class:`~qreward.server.ServerConfig`. A
+            ``${VAR}`` is resolved in the replica.
 
     Raises:
         TypeError: the scorer cannot be called.

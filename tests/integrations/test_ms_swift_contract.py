@@ -13,7 +13,7 @@ import pytest
 from adapter_fakes import FakeScorer, configured
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import ConfigError, RequestTimeout, ServerError
 from qreward.integrations.ms_swift import QRewardORM
 from qreward.testing import FakeFleet, Faults
 
@@ -110,7 +110,7 @@ def test_an_interrupted_batch_ends_its_requests_and_the_next_batch_is_scored(
 def test_the_error_of_a_fleet_that_is_dead_reaches_the_trainer(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path, deadline=1.0)))
     fleet.set("judge-0", faults=Faults(error_500=1.0))
-    with pytest.raises(RequestTimeout):
+    with pytest.raises((RequestTimeout, ServerError)):  # by chance, all attempts fail before the deadline
         batch([QRewardORM()], ["0", "1"], solution=["0", "2"])
 
 

@@ -172,7 +172,9 @@ def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has
         driver.fail(live(task), K.TRANSIENT, after=0.0)
         driver.mark("b", down=number < 1 and not driver["b"].health.marked_unhealthy)
         driver.mark("b", down=False)
+        driver.mark("a", down=True)
         driver.ok(live(driver.submit()), after=0.1)
+        driver.mark("a", down=False)
     at_b = [attempt for attempt in driver.at("b") if attempt.task in tasks]
     assert len(at_b) == 2
     driver.fail(at_b[0], K.UNREACHABLE, after=0.0)

@@ -363,7 +363,8 @@ class AffineQueue(Generic[T]):
         shared, at = 0, SEVERAL
         if not (seen.keys().isdisjoint(keys) and before.keys().isdisjoint(keys)):  # unusual; faster than one by one
             shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen or keys[place - 1] in before)
-            at = seen.get(keys[shared - 1], before.get(keys[shared - 1], SEVERAL))
+            key = keys[shared - 1]
+            at = seen[key] if key in seen else before[key]
             seen.update(dict.fromkeys(keys[:shared], SEVERAL))
         seen.update(dict.fromkeys(keys[shared:], position))
         age = position - at + 1  # the task at ``position`` is the last one of the line

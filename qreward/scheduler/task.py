@@ -1,4 +1,5 @@
-"""Tasks, their attempts, and batches. The scheduler changes them, and the engine under the scheduler's lock."""
+"""Tasks, their attempts, and batches. The scheduler changes them. The engine reads input into a feed and says when the input has ended, and
+marks for how long a streamed attempt waits for its reader."""
 
 from __future__ import annotations
 

@@ -74,6 +74,7 @@ ROWS = {
     "one is full for two seconds of eight": Row([quick(), quick(away=(8.0, 2.0))], same(2500)),
     "mixed lengths, 48 calls at a time": Row([VLLM] * 2, mixed, how=48, slow=12.0, equal=True),
     "mixed lengths, servers that slow with load": Row([replace(VLLM, load=0.05, slots=64)] * 2, mixed, how=24, slow=20.0, equal=True),
+    "mixed lengths, calls to eight equal servers": Row([replace(VLLM, slots=4)] * 8, mixed, how=24, slow=12.0),
     "mixed lengths, a batch": Row([VLLM] * 2, mixed, slow=12.0, equal=True),
     "steps after one long answer": Row([VLLM] * 2, lambda _: [2000, *[EQUAL] * 480], how="steps", equal=True),
     "steps on servers that slow with load": Row([Server(load=0.05)] * 2, lambda _: [EQUAL] * 481, how="steps", equal=True),

@@ -67,7 +67,8 @@ class Balancer:
 class ExpectedFinish(Balancer):
     """Chooses the source whose answer is expected soonest (see ``estimate``).
 
-    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``.
+    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``. A source
+    whose circuit breaker is half-open comes first, because only a request can show that it is back.
     """
 
     by_speed = True
@@ -83,7 +84,10 @@ class ExpectedFinish(Balancer):
         found, best = None, inf
         scores: list[tuple[float, int, Source]] = []
         for source in compared:
-            seconds = source.answers_in(now, pool)
+            if source.health.half_open and not avoided:  # a new task tests whether it is back; a copy of a task does not
+                seconds = 0.0
+            else:
+                seconds = source.answers_in(now, pool)
             if source in warm:
                 seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
             if many:

@@ -84,10 +84,8 @@ class ExpectedFinish(Balancer):
         found, best = None, inf
         scores: list[tuple[float, int, Source]] = []
         for source in compared:
-            if source.health.half_open and not avoided:  # a new task tests whether it is back; a copy of a task does not
-                seconds = 0.0
-            else:
-                seconds = source.answers_in(now, pool)
+            tested = source.health.half_open and not avoided  # a copy of a task is not a test
+            seconds = 0.0 if tested else source.answers_in(now, pool)
             if source in warm:
                 seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
             if many:

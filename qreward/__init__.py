@@ -39,8 +39,7 @@ _HOMES = {
         "AttemptRecord", "BatchFailed", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats",
         "Result", "Usage",
     ),
-    "qreward.streaming.handles": ("BatchStream", "Stream"),
-    "qreward.streaming.sync": ("SyncBatchStream", "SyncStream"),
+    "qreward.streaming": ("BatchStream", "Stream", "SyncBatchStream", "SyncStream"),
     "qreward.decisions": ("Choice", "Decision", "DecisionAnswer", "Score", "YesNo"),
     "qreward.engine.streams": ("StreamRestarted",),
     "qreward.sync_client": ("SyncQRewardClient",),
@@ -151,10 +150,10 @@ if TYPE_CHECKING:
     from qreward.settings.policies import RewardModel as RewardModel
     from qreward.settings.policies import Route as Route
     from qreward.settings.policies import Timeouts as Timeouts
-    from qreward.streaming.handles import BatchStream as BatchStream
-    from qreward.streaming.handles import Stream as Stream
-    from qreward.streaming.sync import SyncBatchStream as SyncBatchStream
-    from qreward.streaming.sync import SyncStream as SyncStream
+    from qreward.streaming import BatchStream as BatchStream
+    from qreward.streaming import Stream as Stream
+    from qreward.streaming import SyncBatchStream as SyncBatchStream
+    from qreward.streaming import SyncStream as SyncStream
     from qreward.sync_client import SyncQRewardClient as SyncQRewardClient
     from qreward.telemetry import Telemetry as Telemetry
     from qreward.telemetry import TelemetryExporter as TelemetryExporter

@@ -40,7 +40,7 @@ from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, MergedItem, Re
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route
-from qreward.streaming.handles import BatchStream, Stream
+from qreward.streaming import BatchStream, Stream
 from qreward.transport.backend import HttpBackend
 
 T = TypeVar("T")

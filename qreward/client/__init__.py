@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from qreward.chat_namespace import ChatNamespace
+from qreward.chat_namespace import ChatNamespace, Completions
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
@@ -44,7 +44,7 @@ from qreward.runtime import Runtime
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.settings.client import ClientConfig, config_from_env, load_config
 from qreward.settings.policies import Endpoint, LoadBalanceStrategy, Route
-from qreward.streaming.handles import BatchStream, Stream
+from qreward.streaming import BatchStream, Stream
 
 if TYPE_CHECKING:
     from openai.types import CompletionChoice, CreateEmbeddingResponse, Moderation
@@ -130,9 +130,9 @@ class QRewardClient:
     # requests
 
     @property
-    def chat(self) -> ChatNamespace:
+    def chat(self) -> ChatNamespace[Completions]:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
-        return ChatNamespace(self)
+        return ChatNamespace(Completions(self))
 
     async def chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """Request one chat completion.

@@ -19,8 +19,7 @@ from qreward.errors import ConfigError, StreamInterrupted
 from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
 from qreward.progress import is_notebook
 from qreward.results import BatchResult, Result
-from qreward.streaming.handles import BatchStream, Stream
-from qreward.streaming.sync import SyncBatchStream, SyncStream
+from qreward.streaming import BatchStream, Stream, SyncBatchStream, SyncStream
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
-from qreward.notebook.render import number, seconds
 from qreward.records import retries
+from qreward.render import number, seconds
 from qreward.results import Result, RouteLoad, dollars
 from qreward.scheduler.stats import Quantiles
 

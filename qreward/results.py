@@ -219,22 +219,20 @@ class FleetStats(dict[str, EndpointStats]):
         return "\n".join((endpoints_table(self), *(why.text for why in self.why)))
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.render import stats_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.render import stats_html  # noqa: PLC0415 - only notebooks draw
 
         return stats_html(self)
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "hedged", "failed", "p50", "p95")]
+    from qreward.render import text_table  # noqa: PLC0415 - only what is printed is drawn
+
+    rows = []
     for name, stats in sorted(endpoints.items()):
-        counts = (stats.sent, stats.answered, stats.rejected, stats.retried, stats.hedged, stats.failed)
-        times = ("-" if seconds is None else f"{seconds * 1000:.0f} ms" for seconds in (stats.p50, stats.p95))
-        rows.append((name, *map(str, counts), *times))
-    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
-    widths = [max(column) for column in others]
-    return "\n".join(
-        "  ".join((row[0].ljust(max(first)), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True)))) for row in rows
-    )
+        counts = {each: str(getattr(stats, each)) for each in ("sent", "answered", "rejected", "retried", "hedged", "failed")}
+        times = {each: "-" if (time := getattr(stats, each)) is None else f"{time * 1000:.0f} ms" for each in ("p50", "p95")}
+        rows.append({"endpoint": name, **counts, **times})
+    return "\n".join(text_table(rows, ("endpoint",))) if rows else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +362,7 @@ class BatchResult(Sequence[Result[T]]):
         return f"<BatchResult {len(self)} items, {len(self.errors)} failed>"
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.render import batch_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.render import batch_html  # noqa: PLC0415 - only notebooks draw
 
         return batch_html(self)
 

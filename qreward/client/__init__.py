@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
     from qreward.judge.scorers import AnyScorer
-    from qreward.live.notebook import LiveView
+    from qreward.live.channel import LiveView
     from qreward.live.trace import Trace
     from qreward.telemetry import Telemetry
 
@@ -612,7 +612,7 @@ class QRewardClient:
             >>> def cell(client):
             ...     return client.live()  # as the last line of a cell: the table is updated once a second
         """
-        from qreward.live.notebook import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
+        from qreward.live.channel import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
 
         return LiveView(self._runtime)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared_tools import each, words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
-from qreward.notebook.display import (
+from qreward.integrations.notebook import (
     CARD_TEXT,
     LIVE_TEXT,
     LiveAnswer,

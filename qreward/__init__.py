@@ -33,18 +33,17 @@ _HOMES = {
         "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
     ),
     "qreward.progress": ("Progress",),
-    "qreward.reasons": ("EndpointReason", "Explanation"),
     "qreward.live.snapshot": ("Snapshot",),
     "qreward.results": (
-        "AttemptRecord", "BatchFailed", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats",
-        "Result", "Usage",
+        "AttemptRecord", "BatchFailed", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointReason", "EndpointState",
+        "EndpointStats", "Explanation", "FleetStats", "Result", "Usage",
     ),
     "qreward.streaming": ("BatchStream", "Stream", "SyncBatchStream", "SyncStream"),
     "qreward.decisions": ("Choice", "Decision", "DecisionAnswer", "Score", "YesNo"),
     "qreward.engine.streams": ("StreamRestarted",),
     "qreward.sync_client": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
-    "qreward.tuning": ("tune_gc",),
+    "qreward.runtime": ("tune_gc",),
     "qreward.codecs.rewards.answers": ("RewardScore",),
     "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
     "qreward.codecs.rewards.registry": ("register_kind",),
@@ -127,18 +126,19 @@ if TYPE_CHECKING:
     from qreward.observers import MetricsCallback as MetricsCallback
     from qreward.observers import Observer as Observer
     from qreward.progress import Progress as Progress
-    from qreward.reasons import EndpointReason as EndpointReason
-    from qreward.reasons import Explanation as Explanation
     from qreward.results import AttemptRecord as AttemptRecord
     from qreward.results import BatchFailed as BatchFailed
     from qreward.results import BatchInterrupted as BatchInterrupted
     from qreward.results import BatchResult as BatchResult
     from qreward.results import BatchStats as BatchStats
+    from qreward.results import EndpointReason as EndpointReason
     from qreward.results import EndpointState as EndpointState
     from qreward.results import EndpointStats as EndpointStats
+    from qreward.results import Explanation as Explanation
     from qreward.results import FleetStats as FleetStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
+    from qreward.runtime import tune_gc as tune_gc
     from qreward.settings.api_key import ApiKey as ApiKey
     from qreward.settings.policies import Endpoint as Endpoint
     from qreward.settings.policies import Hedge as Hedge
@@ -157,7 +157,6 @@ if TYPE_CHECKING:
     from qreward.sync_client import SyncQRewardClient as SyncQRewardClient
     from qreward.telemetry import Telemetry as Telemetry
     from qreward.telemetry import TelemetryExporter as TelemetryExporter
-    from qreward.tuning import tune_gc as tune_gc
 
     __version__: str
 

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "reasons", "settings", "spelling", "tuning"),
+    ("callables", "records", "errors", "results", "decisions", "observers", "settings", "spelling"),
     ("scheduler", "quota.ledger", "quota.lease"),
     ("codecs",),
     ("transport", "engine.background", "engine.threads"),

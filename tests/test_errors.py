@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import qreward
-from qreward import documentation, errors
+from qreward import errors
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, Rejected, RequestError, RequestTimeout, StreamInterrupted
 from qreward.records import AttemptRecord
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
@@ -105,6 +105,6 @@ def test_a_traceback_of_wrong_settings_shows_the_page_and_the_message_of_an_erro
         _, note = traceback.format_exception_only(error)
         assert note.strip() == "See documentation page reference/errors#configerror"
     assert len(traceback.format_exception_only(RequestTimeout("too late"))) == 1
-    assert documentation.page("trainers/trl") == "documentation page trainers/trl"
-    monkeypatch.setattr(documentation, "DOCUMENTATION", "https://qreward.example/")
-    assert documentation.page("reference/errors", "ratelimited") == "https://qreward.example/reference/errors/#ratelimited"
+    assert errors.page("trainers/trl") == "documentation page trainers/trl"
+    monkeypatch.setattr(errors, "DOCUMENTATION", "https://qreward.example/")
+    assert errors.page("reference/errors", "ratelimited") == "https://qreward.example/reference/errors/#ratelimited"

@@ -23,8 +23,7 @@ from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.reasons import Explanation
-from qreward.results import EndpointStats, Result, dollars, merged_stats
+from qreward.results import EndpointStats, Explanation, Result, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 

@@ -38,8 +38,7 @@ from qreward.options import (
     endpoint_of,
     show_options,
 )
-from qreward.reasons import Explanation
-from qreward.results import BatchResult, FleetStats
+from qreward.results import BatchResult, Explanation, FleetStats
 from qreward.runtime import Runtime
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.settings.client import ClientConfig, config_from_env, load_config

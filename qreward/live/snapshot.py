@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.snapshots import load_of
-from qreward.reasons import Explanation, ReasonCode
-from qreward.results import RouteLoad, dollars
+from qreward.results import Explanation, ReasonCode, RouteLoad, dollars
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source

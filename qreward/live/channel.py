@@ -63,13 +63,8 @@ class Channel:
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
-        self._begin()
-        background.watch(self, Channel._begin_in_child)
-        atexit.register(self.close)
-
-    def _begin(self) -> None:
-        self._pid, self._closed, self._troubled = os.getpid(), False, False
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._closed = self._troubled = False
+        self._lock, self._writing, self._pid = threading.Lock(), threading.Lock(), os.getpid()
         folder = directory()
         self.path, self._file = folder / f"{self._pid}.sock", folder / f"{self._pid}.json"
         self.path.unlink(missing_ok=True)  # of a process that had the same number
@@ -79,17 +74,11 @@ class Channel:
             raise ConfigError(f"the socket {str(self.path)!r} cannot be opened: {error}") from None
         self._thread = threading.Thread(target=self._serve, name="qreward-live", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
-    def _begin_in_child(self) -> object:
-        global _opening
-        inherited, _opening = (self._server, self._lock, self._writing, _opening), threading.Lock()
-        self._server.socket.close()  # the parent's socket stays open in the parent
-        self.listeners = []
-        try:
-            self._begin()
-        except ConfigError as error:
-            _log.warning("this process is not shown: %s", error)
-        return inherited
+    def detach_after_fork(self) -> None:
+        """Close the child's copy of the socket. The socket stays open in the parent."""
+        self._server.socket.close()
 
     def add(self, runtime: Runtime) -> None:
         """Show a client until it is closed or dropped."""
@@ -137,10 +126,10 @@ class Channel:
     # the thread
 
     def _serve(self) -> None:
-        due, server = time.monotonic(), self._server
-        while not self._closed and server is self._server:
-            server.timeout = max(0.0, due - time.monotonic())
-            server.handle_request()
+        due = time.monotonic()
+        while not self._closed:
+            self._server.timeout = max(0.0, due - time.monotonic())
+            self._server.handle_request()
             if (now := time.monotonic()) >= due and not self._closed:
                 due = max(due + 1.0, now)
                 if not self._clients or any(runtime.engine.drivers() for runtime in self.runtimes().values()):
@@ -262,6 +251,18 @@ def open_channel() -> Channel:
         if _channel is None:
             _channel = Channel()
         return _channel
+
+
+def _after_fork(_: object) -> object:
+    """Let a forked child open a channel of its own, when it shows a client."""
+    global _channel, _opening
+    inherited, _channel, _opening = (_channel, _opening), None, threading.Lock()
+    if inherited[0] is not None:
+        inherited[0].detach_after_fork()
+    return inherited
+
+
+background.watch(Channel, _after_fork)
 
 
 def show_if_wanted(runtime: Runtime, *, default: bool = False) -> None:

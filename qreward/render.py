@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
     from qreward.results import BatchResult, BatchStats, EndpointStats
-S = TypeVar("S")
-
 MOST_ROWS = 50
 """Maximum number of rows of a table. The number of omitted rows is shown below the table."""
 LINE = "rgba(128,128,128,.4)"
@@ -81,16 +79,15 @@ def _heads(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [head for head in rows[0] if any(row[head] for row in rows)]
 
 
-class Cell(Generic[S]):
+class Cell:
     """One output of a notebook cell. It is updated when the content changes. Frontends that cannot show HTML show the plain text."""
 
-    def __init__(self, html: Callable[[S, float], str], plain: Callable[[S, float], str]) -> None:
-        self._html, self._plain = html, plain
+    def __init__(self) -> None:
         self._handle: Any = None
         self._shown: dict[str, str] = {}
 
-    def __call__(self, state: S, now: float) -> None:
-        page = {"text/html": self._html(state, now), "text/plain": self._plain(state, now)}
+    def show(self, html: str, plain: str) -> None:
+        page = {"text/html": html, "text/plain": plain}
         if self._handle is None:
             self._handle = importlib.import_module("IPython.display").display(page, raw=True, display_id=True)
         elif page != self._shown:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from html import escape
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from qreward import options
 from qreward.engine.portal import portal
@@ -115,6 +115,24 @@ class LiveAnswer:
         count = f"{about}{number(tokens)} token{'' if tokens == 1 else 's'}" if tokens else ""
         return [self.endpoint, _elapsed(self, now), first, count, rate, _restarts(self.restarts)]
 
+    def html(self, now: float) -> str:
+        text = self.text if self.ended is not None else _tail(self.text, LIVE_TEXT)
+        return frame(self.card(self.phase, now, text, "max-height:40em;overflow:auto"))
+
+    def card(self, title: str, now: float, text: str, limit: str = "") -> str:
+        colour = _COLOURS.get(self.phase, LINE)
+        style = f"border:1px solid {LINE};border-left:4px solid {colour};border-radius:4px;padding:6px 10px;min-width:0"
+        body = f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else ""
+        if not text and self.phase == "done":
+            body = "<div><i>no text</i></div>"
+        restarted = f"it began anew after {self.restart_reason}" if self.restart_reason else ""
+        head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(self.facts(now))}</span>'
+        return f'<div style="{style}"><div>{head}</div>{body}{_error(self.error)}{_error(restarted)}</div>'
+
+    def plain(self, now: float) -> str:
+        summary = _bracketed(self.phase, *self.facts(now), clip(self.error, MOST_ERROR))
+        return f"{self.text}\n{summary}" if self.text else summary
+
 
 @dataclass(slots=True)
 class LiveBatch:
@@ -175,6 +193,21 @@ class LiveBatch:
             _restarts(self.restarts),
         ]
 
+    def html(self, now: float) -> str:
+        cards = ""
+        for index in self.places:
+            answer = self.answers[index]
+            text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
+            cards += answer.card(f"#{index} {answer.phase}", now, text)
+        grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
+        ended_without_place = self.phases.total() - sum(self.answers[index].ended is not None for index in self.places)
+        hidden = ended_without_place + len(self.answers.keys() - self.places)
+        more = f"<div>and {number(hidden)} more that {'is' if hidden == 1 else 'are'} not shown</div>" if hidden else ""
+        return frame(f"<b>{facts(self.facts(now))}</b>", grid, more, _error(self.error))
+
+    def plain(self, now: float) -> str:
+        return _bracketed(*self.facts(now), clip(self.error, MOST_ERROR))
+
 
 def _elapsed(state: LiveAnswer | LiveBatch, now: float) -> str:
     return f"{int(now - state.began)} s" if state.ended is None else seconds(state.ended - state.began)
@@ -184,49 +217,8 @@ def _restarts(count: int) -> str:
     return "" if not count else "restarted once" if count == 1 else f"restarted {count} times"
 
 
-# texts
-
-
-def answer_html(answer: LiveAnswer, now: float) -> str:
-    text = answer.text if answer.ended is not None else _tail(answer.text, LIVE_TEXT)
-    return frame(_card(answer.phase, answer, now, text, "max-height:40em;overflow:auto"))
-
-
-def answer_plain(answer: LiveAnswer, now: float) -> str:
-    summary = _bracketed(answer.phase, *answer.facts(now), clip(answer.error, MOST_ERROR))
-    return f"{answer.text}\n{summary}" if answer.text else summary
-
-
-def answers_html(batch: LiveBatch, now: float) -> str:
-    cards = ""
-    for index in batch.places:
-        answer = batch.answers[index]
-        text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
-        cards += _card(f"#{index} {answer.phase}", answer, now, text, "")
-    grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
-    ended_without_place = batch.phases.total() - sum(batch.answers[index].ended is not None for index in batch.places)
-    hidden = ended_without_place + len(batch.answers.keys() - batch.places)
-    more = f"<div>and {number(hidden)} more that {'is' if hidden == 1 else 'are'} not shown</div>" if hidden else ""
-    return frame(f"<b>{facts(batch.facts(now))}</b>", grid, more, _error(batch.error))
-
-
-def answers_plain(batch: LiveBatch, now: float) -> str:
-    return _bracketed(*batch.facts(now), clip(batch.error, MOST_ERROR))
-
-
 def _bracketed(*parts: str) -> str:
     return f"[{' · '.join(part for part in parts if part)}]"
-
-
-def _card(title: str, answer: LiveAnswer, now: float, text: str, limit: str) -> str:
-    colour = _COLOURS.get(answer.phase, LINE)
-    style = f"border:1px solid {LINE};border-left:4px solid {colour};border-radius:4px;padding:6px 10px;min-width:0"
-    body = f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else ""
-    if not text and answer.phase == "done":
-        body = "<div><i>no text</i></div>"
-    restarted = f"it began anew after {answer.restart_reason}" if answer.restart_reason else ""
-    head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(answer.facts(now))}</span>'
-    return f'<div style="{style}"><div>{head}</div>{body}{_error(answer.error)}{_error(restarted)}</div>'
 
 
 def _error(text: str) -> str:
@@ -235,23 +227,6 @@ def _error(text: str) -> str:
 
 def _tail(text: str, most: int) -> str:
     return text if len(text) <= most else f"({len(text) - most:,} characters before) …{text[-most:]}"
-
-
-# views
-
-S = TypeVar("S")
-View = Callable[[S, float], None]
-"""Function that shows a state at a given time. The last call shows the final state, whose ``ended`` is set."""
-
-
-def _printed(text: Callable[[S, float], str]) -> View[S]:
-    """Return a view that prints a text once, at the end."""
-
-    def view(state: S, now: float) -> None:
-        if getattr(state, "ended", None) is not None and sys.stdout is not None:
-            sys.stdout.write(f"{text(state, now)}\n")
-
-    return view
 
 
 # reading and showing
@@ -286,8 +261,7 @@ def show(stream: Stream | SyncStream) -> Coroutine[Any, Any, ChatCompletion] | C
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
     answer = LiveAnswer(monotonic(), not inner.text, lambda: inner.text)
-    view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else _printed(answer_plain)
-    return _run(inner, answer, view, blocks=inner is not stream)  # type: ignore[no-any-return]
+    return _run(inner, answer, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
 @overload
@@ -322,25 +296,32 @@ def show_batch(
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
     batch = LiveBatch(monotonic(), options.count("cards", cards))
-    view: View[LiveBatch] = Cell(answers_html, answers_plain) if is_notebook() else _printed(answers_plain)
-    return _run(inner, batch, view, blocks=inner is not stream)  # type: ignore[no-any-return]
+    return _run(inner, batch, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
-def _run(stream: Stream | BatchStream, state: Any, view: View[Any], *, blocks: bool) -> Any:
+def _run(stream: Stream | BatchStream, state: Any, *, blocks: bool) -> Any:
     """Return the coroutine that reads and shows a stream. If ``blocks`` is True, run it in the portal's loop and return its result."""
+    cell = Cell() if is_notebook() else None
+
+    def draw() -> None:
+        now = monotonic()
+        if cell is not None:
+            cell.show(state.html(now), state.plain(now))
+        elif state.ended is not None and sys.stdout is not None:
+            sys.stdout.write(f"{state.plain(now)}\n")
+
     if not blocks:
-        return _follow(stream, state, view)
-    view(state, monotonic())
-    return portal().call(_follow, stream, state, view)
+        return _follow(stream, state, draw)
+    draw()
+    return portal().call(_follow, stream, state, draw)
 
 
-async def _follow(stream: Stream | BatchStream, state: Any, view: View[Any]) -> Any:
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
+async def _follow(stream: Stream | BatchStream, state: Any, draw: Callable[[], None]) -> Any:
+    loop, timer = asyncio.get_running_loop(), None
 
     def tick() -> None:
         nonlocal timer
-        view(state, monotonic())
+        draw()
         timer = loop.call_later(INTERVAL, tick)
 
     tick()
@@ -355,5 +336,5 @@ async def _follow(stream: Stream | BatchStream, state: Any, view: View[Any]) -> 
         state.end(stream.result if isinstance(stream, Stream) else None, error, monotonic())
         if timer is not None:
             timer.cancel()
-        view(state, monotonic())
+        draw()
     return await (stream.final() if isinstance(stream, Stream) else stream.results())

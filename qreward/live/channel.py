@@ -28,7 +28,7 @@ from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError, QRewardError
 from qreward.live import processes
-from qreward.live.processes import VERSION, Block, Process, directory
+from qreward.live.processes import VERSION, Process, directory
 from qreward.progress import is_on
 from qreward.render import Cell
 from qreward.scheduler.pool import Pool
@@ -285,11 +285,11 @@ class LiveView:
         self._channel, self._runtime = open_channel(), weakref.ref(runtime)
         self._channel.add(runtime)
         self.path = self._channel.path
-        self._cell: Cell[dict[str, Any]] | None = None
+        self._cell: Cell | None = None
 
     def _ipython_display_(self) -> None:
         self.close()
-        self._cell = Cell(lambda seen, _: processes.html(_blocks(seen)), lambda seen, _: "\n".join(processes.plain(_blocks(seen))))
+        self._cell = Cell()
         self._update(self._channel.document())
         self._channel.listeners.append(self._update)
 
@@ -298,7 +298,8 @@ class LiveView:
         if runtime is None or runtime.closed:  # the cell keeps its last state
             self.close()
         elif self._cell is not None:
-            self._cell(document, time.monotonic())
+            blocks = list(processes.blocks([Process(document["pid"], "running", document)]))
+            self._cell.show(processes.html(blocks), "\n".join(processes.plain(blocks)))
 
     def close(self) -> None:
         """Stop updating the output. The client is still shown in ``qreward top``."""
@@ -308,10 +309,6 @@ class LiveView:
 
     def __repr__(self) -> str:
         return f"<LiveView {str(self.path)!r}; `qreward top` shows it>"
-
-
-def _blocks(document: dict[str, Any]) -> Iterator[Block]:
-    return processes.blocks([Process(document["pid"], "running", document)])
 
 
 # orders of an operator

@@ -30,6 +30,14 @@ class RouteLoad(NamedTuple):
     endpoints: int = 0
 
 
+class RouteState(NamedTuple):
+    """The load of a batch's routes, the least and most seconds in which its rest is expected to be done, and why nothing moves."""
+
+    load: RouteLoad = RouteLoad()
+    done_in: tuple[float, float] | None = None
+    why: str = ""
+
+
 class Answered(Protocol):
     """A decoded response. ``build`` returns the object for the caller."""
 

@@ -187,8 +187,8 @@ class Runtime:
         deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
-        shown = {"title": title, **self.look.for_progress(lambda: [pool]), "prices": prices, "clock": self.clock}
-        progress = start_progress(given.get("progress"), size_of(items), **shown)
+        route, wanted = self.look.for_progress(lambda: [pool]), given.get("progress")
+        progress = start_progress(wanted, size_of(items), title=title, route=route, prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 

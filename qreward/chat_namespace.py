@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, ov
 
 from qreward.codecs.chat_stream import tells_usage_only
 from qreward.engine.portal import BlockingIterator, portal
-from qreward.errors import ConfigError
 from qreward.streaming import Stream, StreamReader, leave
 
 if TYPE_CHECKING:
@@ -90,9 +89,7 @@ class Completions:
             ...     answer = await client.chat.completions.create(model="judge-7b", messages=messages, temperature=0)
             ...     return answer.choices[0].message.content
         """
-        if params.get("extra_query"):
-            raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
-        given = {name: value for name, value in params.items() if name != "extra_query" and not _is_left_out(value)}
+        given = {name: value for name, value in params.items() if (value or name != "extra_query") and not _is_left_out(value)}
         if "timeout" in given:
             given["timeout"] = getattr(given["timeout"], "read", given["timeout"])  # an httpx.Timeout
         if not stream:

@@ -134,10 +134,11 @@ def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> Non
 def test_a_server_that_is_back_is_used_within_seconds_also_if_the_other_one_could_do_everything() -> None:
     """For steps of so many calls: the most seconds from its return, or from its last failure, until the server answers a call."""
     wrong = []
+    faults = {"dead": (Server(base=0.1, dead=(10.0, 14.0)), 4.0), "broken": (Server(base=0.1, broken=(10.0, 14.0)), 20.0)}
     for at_once in (1, 2, 4, 8, 24):
-        for fault, most in (("dead", 4.0), ("broken", 20.0)):
+        for fault, (server, most) in faults.items():
             for seed in seeds(3, first=1):
-                back = Server(base=0.1, **{fault: (10.0, 14.0)})
+                back = replace(server, waiting=[], starts=[])
                 fleet = Fleet([back, Server(base=0.1)], seed)
                 while fleet.now < 14.0:
                     fleet.calls([EQUAL] * at_once, at_once)

@@ -17,8 +17,7 @@ from qreward.engine.single import Single
 from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull
 from qreward.functions.overload import ENDINGS, failure_of
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, CallFailure, Try
+from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 from qreward.scheduler.task import Task

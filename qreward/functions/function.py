@@ -24,8 +24,7 @@ from qreward.functions import calls
 from qreward.functions.calls import AsyncCall, BlockingCall
 from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
 from qreward.functions.overload import is_retried
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, Function, FunctionCounters
+from qreward.scheduler.functions import Call, CallScheduler, Function, FunctionCounters
 from qreward.scheduler.outcome import Answer
 
 log = logging.getLogger("qreward.schedule")
@@ -290,7 +289,7 @@ class ScheduledFunction:
                 limit=None if limit == inf else int(limit),
                 rate=min(rates, default=function.options.limit_size),
                 keys=len(keys),
-                open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),
+                open_circuits=sum(state.breaker is not None and not state.breaker.is_closed for state in keys),
                 p50=function.quantiles.at(0.5),
                 p95=function.quantiles.at(0.95),
                 p99=function.quantiles.at(0.99),

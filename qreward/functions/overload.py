@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from qreward.codecs import rate_limit_headers
 from qreward.errors import RateLimited
-from qreward.scheduler.functions.state import CallFailure
+from qreward.scheduler.functions import CallFailure
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """Exceptions that end tasks and programs. They are never retried."""
@@ -30,7 +30,7 @@ def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailur
     again = is_retried(error, options)
     covered = again is not False
     if covered and again is not True:
-        again, wait = True, float(again)
+        again, wait = True, max(0.0, float(again))  # also for NaN
     if overload is not None and overload.should_retry is False:  # the server forbids a retry
         again = False
     if wait is not None and not waits:

@@ -20,7 +20,7 @@ from qreward.engine.portal import portal
 from qreward.functions.calls import BlockingCall
 from qreward.functions.config import ScheduleConfig
 from qreward.functions.function import FunctionPool, ScheduledFunction
-from qreward.scheduler.functions.state import Call
+from qreward.scheduler.functions import Call
 from qreward.testing.virtual_time import run_in_virtual_time
 
 

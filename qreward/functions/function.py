@@ -14,16 +14,15 @@ from functools import partial
 from math import inf
 from random import Random
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakMethod, WeakSet, WeakValueDictionary
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
-from qreward.functions.calls import AsyncCall, BlockingCall
+from qreward.functions.calls import AsyncCall, BlockingCall, is_retried
 from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
-from qreward.functions.overload import is_retried
 from qreward.scheduler.functions import Call, CallScheduler, Function, FunctionCounters
 from qreward.scheduler.outcome import Answer
 
@@ -144,36 +143,30 @@ def no_waiting() -> Iterator[None]:
         _waiting_disabled = before
 
 
-class ScheduledFunction:
-    """Holds a decorated function, its configuration and its pool."""
+class ScheduledFunction(Function):
+    """A decorated function with its configuration and its pool."""
 
     def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
+        name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
+        super().__init__(name, self.options_of(config))
         self.body = body
-        self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         self.config = config
         self.pool = pool
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        self.options: Any = self.options_of(config)
-        pool.members.add(self)
-        self.attach()
-        config._changes.add_weakly(self._follow)
-
-    def attach(self) -> None:
-        """Register the function with the pool's engine."""
-        engine = self.pool.engine
-        with engine.lock:  # other functions of the pool may be in use
-            self.function = Function(self.name, self.options)
-            engine.scheduler.add(self.function)
+        with pool.engine.lock:  # other functions of the pool may be in use
+            pool.engine.scheduler.add(self)
+        follow = WeakMethod(self._follow, lambda _: remove())  # a shared configuration keeps no function alive
+        remove = config.on_change(lambda config, _: (found := follow()) and found(config))
 
     def options_of(self, config: ScheduleConfig) -> Any:
         return FunctionOptions(config)
 
-    def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
+    def _follow(self, config: ScheduleConfig) -> None:
         options = self.options_of(config)
 
         def change(now: float) -> None:
-            self.options = self.function.options = options
-            self.pool.engine.scheduler.changed(now, self.function)
+            self.options = options
+            self.pool.engine.scheduler.changed(now, self)
 
         self.pool.engine.apply(change)
 
@@ -230,7 +223,7 @@ class ScheduledFunction:
                 raise ConfigError(
                     f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
                 ) from None
-        return Call(self.function, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
+        return Call(self, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
 
     def _default_or_raise(self, call: Call, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome: Outcome = "failed"
@@ -278,34 +271,33 @@ class ScheduledFunction:
                     log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
     def stats(self) -> ScheduleStats:
-        engine, function = self.pool.engine, self.function
+        engine = self.pool.engine
         with engine.lock:
-            keys, limit = function.keys.values(), engine.scheduler.limit
+            keys, limit = self.keys.values(), engine.scheduler.limit
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
             return ScheduleStats(
-                **{name: getattr(function.counters, name) for name in FunctionCounters.__slots__},
+                **{name: getattr(self.counters, name) for name in FunctionCounters.__slots__},
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
                 limit=None if limit == inf else int(limit),
-                rate=min(rates, default=function.options.limit_size),
+                rate=min(rates, default=self.options.limit_size),
                 keys=len(keys),
                 open_circuits=sum(state.breaker is not None and not state.breaker.is_closed for state in keys),
-                p50=function.quantiles.at(0.5),
-                p95=function.quantiles.at(0.95),
-                p99=function.quantiles.at(0.99),
+                p50=self.quantiles.at(0.5),
+                p95=self.quantiles.at(0.95),
+                p99=self.quantiles.at(0.99),
             )
 
     def reset(self) -> None:
         self._replaced.clear()
         engine = self.pool.engine
-        engine.apply(lambda now: engine.scheduler.reset(now, self.function))
+        engine.apply(lambda now: engine.scheduler.reset(now, self))
 
 
 class FunctionPool:
     """Holds the engine and the limits that the functions of one pool share."""
 
     def __init__(self) -> None:
-        self.members: WeakSet[ScheduledFunction] = WeakSet()
         self._make_engine()
         background.watch(self, FunctionPool._start_over)
 
@@ -318,8 +310,10 @@ class FunctionPool:
     def _start_over(self) -> object:
         inherited = self.engine
         self._make_engine()
-        for member in self.members:
-            member.attach()
+        for function in inherited.scheduler.functions:
+            function.keys.clear()
+            function.clear()
+            self.engine.scheduler.add(function)
         return inherited
 
 

@@ -244,9 +244,9 @@ class Function:
         self.options = options  # its settings now, with the names of ``ScheduleConfig``
         self.keyed = options.key_func is not None  # it may have more than one key
         self.keys: OrderedDict[Hashable, KeyState] = OrderedDict()
-        self.reset()
+        self.clear()
 
-    def reset(self) -> None:
+    def clear(self) -> None:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
         self.quantiles = Quantiles(fade_after=1000)  # of the seconds that successful tries took
         self.hedges_left = HEDGES_AT_ONCE  # hedge budget, to which each call adds
@@ -402,7 +402,7 @@ class CallScheduler:
 
     def reset(self, now: float, function: Function) -> None:
         """Reset all counts and learned values of a function. Calls that wait or are in flight continue."""
-        function.reset()
+        function.clear()
         self.adaptive = None
         self.changed(now, function)
 

@@ -32,7 +32,7 @@ class Scene:
         self.member = ScheduledFunction(lambda: "done", ScheduleConfig(max_concurrency=1, **settings), FunctionPool())
         self.engine = self.member.pool.engine
         self.engine.clock = lambda: self.now
-        self.call = Call(self.member.function, None, self.member.options, None)
+        self.call = Call(self.member, None, self.member.options, None)
         self.call.waiter = BlockingCall(self.engine, lambda: "done", inline=True)
 
     def slots(self) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scale import SCALE
 
 from qreward.errors import RateLimited
-from qreward.functions.overload import LINKS, Overload, overload_of
+from qreward.functions.calls import LINKS, Overload, overload_of
 from qreward.results import AttemptRecord
 
 

@@ -14,8 +14,7 @@ from uuid import uuid4
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileLedger, key_of
-from qreward.quota.lease import Lease
-from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, Lease, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
@@ -126,11 +125,8 @@ class LeaseRenewer:
     def turn(self, now: float) -> float | None:
         with self._engine.lock:
             idle = self.is_idle(now)
-            if idle and not self.joined:
-                self.stand_by()
         if idle:
-            if self.joined:
-                self.leave(now)
+            self.leave(now)
             return None
         due = self.next_at
         if self._lease.missed and not self.hungry:
@@ -204,10 +200,11 @@ class LeaseRenewer:
         with engine.lock:
             if not self.is_idle(now):
                 return
-            clock = engine.clock()
-            request = self.request(clock)
-            self._lease.end()
             self.stand_by()
+            if not self.joined:
+                return
+            request = self.request(engine.clock())
+            self._lease.end()
         self.joined, self.next_at = False, 0.0
         try:
             self.transport.leave(self._member, request)
@@ -249,8 +246,7 @@ class Sharing:
         for source, renewer in renewers:
             at = renewer.turn(now)
             if source not in present and not source.inflight:
-                if renewer.joined:
-                    renewer.leave()
+                renewer.leave()
                 renewer.transport.close()
                 del self._renewers[source]
             elif at is not None:
@@ -267,13 +263,8 @@ class Sharing:
             await asyncio.to_thread(thread.join, CLOSE_TIMEOUT)
 
     def _attach(self, _now: float, lease: Lease, renewer: LeaseRenewer) -> None:
-        sharing = weakref.ref(self)
-
-        def call() -> None:
-            if (found := sharing()) is not None:
-                found._call()
-
-        lease.call = call
+        call = weakref.WeakMethod(self._call)
+        lease.call = lambda: (found := call()) and found()
         renewer.stand_by()
 
     def _call(self) -> None:
@@ -292,8 +283,7 @@ class Sharing:
 
     def _end(self) -> None:
         for renewer in self._renewers.values():
-            if renewer.joined:
-                renewer.leave()
+            renewer.leave()
         self.close_transports()
 
     def close_transports(self) -> None:

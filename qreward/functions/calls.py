@@ -204,10 +204,15 @@ class BlockingCall:
                 _time.keep(self._engine, wake)
             while self._outcome is None:
                 attempt, self._next = self._next, None
-                if attempt is not None:
-                    self._run_here(attempt)
-                else:
+                if attempt is None:
                     _time.take(self._inbox, self._engine)
+                    continue
+                try:
+                    outcome = self._run(attempt)
+                except BaseException:  # KeyboardInterrupt or SystemExit
+                    self._ended(attempt, CANCELLED)
+                    raise
+                self._ended(attempt, outcome)
         finally:
             if not call.done:
                 self._change(self._engine.scheduler.withdraw, [call])
@@ -221,8 +226,7 @@ class BlockingCall:
         if command[0] == SEND:
             with self._engine.lock:
                 wake = self._engine.scheduler.next_wake()
-            with suppress(ClientClosed):
-                _time.keep(self._engine, wake)
+            self._keep(wake)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> float | None:
         """Change the scheduler's state under the lock, and run the resulting commands. Returns when the scheduler must be ticked next."""
@@ -269,14 +273,6 @@ class BlockingCall:
             outcome = CallFailure(error, again=False)
         return partial(self._ended, attempt, outcome)
 
-    def _run_here(self, attempt: Try) -> None:
-        try:
-            outcome = self._run(attempt)
-        except BaseException:  # KeyboardInterrupt or SystemExit
-            self._ended(attempt, CANCELLED)
-            raise
-        self._ended(attempt, outcome)
-
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
         if attempt.cancel_reason is not None:
             return CANCELLED
@@ -288,7 +284,9 @@ class BlockingCall:
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
 
     def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
-        wake = self._change(self._engine.scheduler.event, attempt, outcome)
+        self._keep(self._change(self._engine.scheduler.event, attempt, outcome))
+
+    def _keep(self, wake: float | None) -> None:
         if wake is not None:
             with suppress(ClientClosed):
                 _time.keep(self._engine, wake)

@@ -144,17 +144,17 @@ def no_waiting() -> Iterator[None]:
 
 
 class ScheduledFunction(Function):
-    """A decorated function with its configuration and its pool."""
+    """A decorated function with its configuration, and the engine of its pool."""
 
-    def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
+    def __init__(self, body: Callable[..., Any], config: ScheduleConfig) -> None:
         name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         super().__init__(name, self.options_of(config))
         self.body = body
         self.config = config
-        self.pool = pool
+        self.engine = engine_of(config.pool)
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        with pool.engine.lock:  # other functions of the pool may be in use
-            pool.engine.scheduler.add(self)
+        with self.engine.lock:  # other functions of the pool may be in use
+            self.engine.scheduler.add(self)
         follow = WeakMethod(self._follow, lambda _: remove())  # a shared configuration keeps no function alive
         remove = config.on_change(lambda config, _: (found := follow()) and found(config))
 
@@ -166,13 +166,13 @@ class ScheduledFunction(Function):
 
         def change(now: float) -> None:
             self.options = options
-            self.pool.engine.scheduler.changed(now, self)
+            self.engine.scheduler.changed(now, self)
 
-        self.pool.engine.apply(change)
+        self.engine.apply(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body)
+        call.waiter = waiter = AsyncCall(self.engine.driver(), body)
         try:
             outcome: Any = await waiter.result(call)  # type: ignore[arg-type] # for the engine, a call is a task
         except BaseException:
@@ -186,7 +186,7 @@ class ScheduledFunction(Function):
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = BlockingCall(self.pool.engine, body, inline=not call.options.needs_thread)
+        call.waiter = waiter = BlockingCall(self.engine, body, inline=not call.options.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
@@ -259,7 +259,7 @@ class ScheduledFunction(Function):
         callback, exporter = options.metrics_callback, options.telemetry_exporter
         if callback is None and exporter is None:
             return
-        now = self.pool.engine.clock()
+        now = self.engine.clock()
         queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__
         tries = call.begun, call.retries, call.hedges
         metrics = ScheduleMetrics(self.name, call.key, outcome, kind, defaulted, *tries, queued, now - call.born)
@@ -271,9 +271,8 @@ class ScheduledFunction(Function):
                     log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
     def stats(self) -> ScheduleStats:
-        engine = self.pool.engine
-        with engine.lock:
-            keys, limit = self.keys.values(), engine.scheduler.limit
+        with self.engine.lock:
+            keys, limit = self.keys.values(), self.engine.scheduler.limit
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
             return ScheduleStats(
                 **{name: getattr(self.counters, name) for name in FunctionCounters.__slots__},
@@ -290,45 +289,46 @@ class ScheduledFunction(Function):
 
     def reset(self) -> None:
         self._replaced.clear()
-        engine = self.pool.engine
-        engine.apply(lambda now: engine.scheduler.reset(now, self))
-
-
-class FunctionPool:
-    """Holds the engine and the limits that the functions of one pool share."""
-
-    def __init__(self) -> None:
-        self._make_engine()
-        background.watch(self, FunctionPool._start_over)
-
-    def _make_engine(self) -> None:
-        rng = Random()  # noqa: S311 - jitter, not secrets
-        no_backend: Any = AsyncExitStack  # functions send no requests
-        self.engine = Engine(CallScheduler(rng), no_backend, clock=calls.now)
-        _ENGINES.add(self.engine)
-
-    def _start_over(self) -> object:
-        inherited = self.engine
-        self._make_engine()
-        for function in inherited.scheduler.functions:
-            function.keys.clear()
-            function.clear()
-            self.engine.scheduler.add(function)
-        return inherited
+        self.engine.apply(lambda now: self.engine.scheduler.reset(now, self))
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""All engines in use. Pools are not stored here, because a running call keeps an engine alive after its pool is gone."""
-_POOLS: WeakValueDictionary[str, FunctionPool] = WeakValueDictionary()
+"""The engines of all pools. A running call keeps an engine alive after the last function of its pool is gone."""
+_NAMED: WeakValueDictionary[str, Engine[CallScheduler]] = WeakValueDictionary()
 _naming = threading.Lock()
 
 
-def pool_named(name: str | None) -> FunctionPool:
-    """Return the pool with this name, or a new pool if the name is None. A pool is freed with the last function that uses it."""
-    if name is None:
-        return FunctionPool()
+def engine_of(pool: str | None) -> Engine[CallScheduler]:
+    """Return the engine of the pool with this name, or a new engine if the name is None. It is freed with the functions that use it."""
     with _naming:
-        return _POOLS.get(name) or _POOLS.setdefault(name, FunctionPool())
+        engine = None if pool is None else _NAMED.get(pool)
+        if engine is None:
+            no_backend: Any = AsyncExitStack  # functions send no requests
+            engine = Engine(CallScheduler(Random()), no_backend, clock=calls.now)  # noqa: S311 - jitter, not secrets
+            _ENGINES.add(engine)
+            if pool is not None:
+                _NAMED[pool] = engine
+        return engine
+
+
+def _begin_again(_: object) -> object:
+    """Give all functions new engines and no keys in a forked child, where the threads and calls of the parent do not exist."""
+    global _naming
+    _naming, names, inherited = threading.Lock(), {engine: name for name, engine in _NAMED.items()}, list(_ENGINES)
+    _NAMED.clear()
+    _ENGINES.clear()
+    for old in inherited:
+        engine = engine_of(names.get(old))
+        for function in old.scheduler.functions:
+            assert isinstance(function, ScheduledFunction)
+            function.engine = engine
+            function.keys.clear()
+            function.clear()
+            engine.scheduler.add(function)
+    return inherited
+
+
+background.watch(ScheduledFunction, _begin_again)
 
 
 async def cancel_timers() -> None:
@@ -443,7 +443,7 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
     if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
         raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
-    member = make(function, config, pool_named(config.pool))
+    member = make(function, config)
     wrapper: Any
     if kind is FunctionKind.AWAITED:
 

@@ -169,9 +169,6 @@ class Call:
         """Whether another try is due at a certain time, or waits in the queue."""
         return self.retry_at < inf or self in self.key_state.queue
 
-    def next_due(self) -> float:
-        return min(self.deadline, self.retry_at, self.hedge_at)
-
     def note(self, now: float, text: str) -> None:
         if self.notes is not None:
             self.notes.append((now, text))
@@ -264,12 +261,6 @@ class Function:
                 keys.move_to_end(key)
                 break
             del keys[key]
-
-    def hedge_after(self, after: float | str) -> float | None:
-        """Return the seconds of ``hedged_request_time``, or None if a percentile is not known yet."""
-        if not isinstance(after, str):
-            return after
-        return self.quantiles.at(float(after[1:]) / 100) if self.quantiles.count >= ENOUGH else None
 
 
 class FunctionCounters:
@@ -474,7 +465,7 @@ class CallScheduler:
             self._arrange(now, state)
 
     def _set_timer(self, call: Call) -> None:
-        due = inf if call.done else call.next_due()
+        due = inf if call.done else min(call.deadline, call.retry_at, call.hedge_at)
         if due < inf:
             self._timers.put(call, due, call.number)
         else:
@@ -506,7 +497,9 @@ class CallScheduler:
         options = call.options
         hedged = options.hedged_request_time is not None and call.paced
         if hedged and call.hedge_at == inf and call.hedges < options.hedged_request_max_times:
-            after = call.function.hedge_after(options.hedged_request_time)
+            after, known = options.hedged_request_time, call.function.quantiles
+            if isinstance(after, str):  # a percentile
+                after = known.at(float(after[1:]) / 100) if known.count >= ENOUGH else None
             if after is not None:
                 call.hedge_at = now + after
         self.out.append((SEND, attempt))

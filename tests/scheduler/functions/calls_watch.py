@@ -235,7 +235,7 @@ class Watch:
             calls[call.key_state] += 1
             assert call.function.keys[call.key] is call.key_state, "the key of an open call was forgotten"
             timer = self.scheduler._timers._entries.get(call, (inf,))[0]
-            assert timer <= call.next_due(), "nobody looks when something is due"
+            assert timer <= min(call.deadline, call.retry_at, call.hedge_at), "nobody looks when something is due"
             assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
             assert call.tried or call.planned, "a call waits for nothing"
             assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"

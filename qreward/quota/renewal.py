@@ -14,7 +14,7 @@ from uuid import uuid4
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileLedger, key_of
-from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, Lease, RenewReply, RenewRequest
+from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Lease, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
@@ -123,10 +123,7 @@ class LeaseRenewer:
         return request
 
     def turn(self, now: float) -> float | None:
-        with self._engine.lock:
-            idle = self.is_idle(now)
-        if idle:
-            self.leave(now)
+        if self.leave(now):
             return None
         due = self.next_at
         if self._lease.missed and not self.hungry:
@@ -145,17 +142,14 @@ class LeaseRenewer:
         except Exception as error:
             self._failed(request, error)
         else:
-            self._renewed(sent_at, request, reply)
+            if self._failures > 1:
+                LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, reply.members)
+            self.joined, self._failures = True, 0
+            gives_up = request.permits is not None and reply.permits is not None and reply.permits.hold < request.permits.hold
+            self.next_at = sent_at + (SOON if gives_up else RENEW)  # other members get the part that is given up after the next report
+            self._warn_of_smaller_limits(request, reply)
+            self._change(partial(self._lease.take_over, sent_at=sent_at, reply=reply))
         self._renewed_at = engine.clock()
-
-    def _renewed(self, sent_at: float, request: RenewRequest, reply: RenewReply) -> None:
-        if self._failures > 1:
-            LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, reply.members)
-        gives_up = _held(reply.permits) < _held(request.permits)
-        self.joined, self._failures = True, 0
-        self.next_at = sent_at + (SOON if gives_up else RENEW)  # other members get the part that is given up after the next report
-        self._warn_of_smaller_limits(request, reply)
-        self._change(partial(self._lease.take_over, sent_at=sent_at, reply=reply))
 
     def _failed(self, request: RenewRequest, error: Exception) -> None:
         self._failures, self.joined = self._failures + 1, False
@@ -194,15 +188,15 @@ class LeaseRenewer:
         for pool in self.source.pools:
             pool.balancer.offer(self.source)
 
-    def leave(self, now: float = inf) -> None:
-        """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""
+    def leave(self, now: float = inf) -> bool:
+        """Return whether the source is idle. If so, leave the ledger and return the share; the next request joins the ledger again."""
         engine = self._engine
         with engine.lock:
             if not self.is_idle(now):
-                return
+                return False
             self.stand_by()
             if not self.joined:
-                return
+                return True
             request = self.request(engine.clock())
             self._lease.end()
         self.joined, self.next_at = False, 0.0
@@ -210,10 +204,7 @@ class LeaseRenewer:
             self.transport.leave(self._member, request)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
-
-
-def _held(permits: Demand | Grant | None) -> float:
-    return 0.0 if permits is None else permits.hold
+        return True
 
 
 class Sharing:
@@ -231,11 +222,13 @@ class Sharing:
 
     def sources_changed(self) -> None:
         """Add the sources that are new. May be called from any thread."""
+        call = weakref.WeakMethod(self._call)
         for source in self._sources():
             lease = source.lease
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._engine)
-                self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
+                lease.call = lambda: (found := call()) and found()
+                self._engine.apply(lambda _, renewer=renewer: renewer.stand_by())
         if self._renewers:
             self._call()
 
@@ -261,11 +254,6 @@ class Sharing:
         self._wake.set()
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_TIMEOUT)
-
-    def _attach(self, _now: float, lease: Lease, renewer: LeaseRenewer) -> None:
-        call = weakref.WeakMethod(self._call)
-        lease.call = lambda: (found := call()) and found()
-        renewer.stand_by()
 
     def _call(self) -> None:
         if self._thread is None:

@@ -458,7 +458,7 @@ class LeasedQuota(Gcra):
             self.largest = max(cost, FADE * self.largest)
             self.mean += 0.1 * (cost - self.mean)
         if self._lease.own:
-            self._arrival = max(self._arrival, now) + cost / self._own_rate()
+            super().take(now, cost)
             return
         self._arrival = max(self._arrival, now) + cost / self._spread
         self.left -= cost
@@ -467,7 +467,7 @@ class LeasedQuota(Gcra):
     def give_back(self, cost: float) -> None:
         """Correct an earlier charge. A positive ``cost`` was not used and goes back to all members. A negative ``cost`` is charged too."""
         if self._lease.own:
-            self._arrival -= cost / self._own_rate()
+            super().give_back(cost)
         elif cost > 0:
             self.returned += cost
         else:
@@ -482,7 +482,7 @@ class LeasedQuota(Gcra):
 
     def begin_own(self, now: float) -> None:
         self.left = 0.0
-        self.rate = self._own_rate()
+        self.rate = max(self.share - (SLOWER if self._whole else 0.0), self.share / 2, HAIR) / 60
         self._arrival = now + self.least / self.rate
 
     def need(self, limit: float, *, want: float, rate: float) -> Demand:
@@ -491,10 +491,6 @@ class LeasedQuota(Gcra):
             self.left = min(self.left, 0.0)
         least = self.least - min(self.left, 0.0)
         return Demand(limit, want, rate=rate, least=least, spent=self.spent, returned=self.returned, left=self.left)
-
-    def _own_rate(self) -> float:
-        slower = SLOWER if self._whole else 0.0
-        return max(self.share - slower, self.share / 2, HAIR) / 60
 
 
 class CappedLimit(ConcurrencyLimit):

@@ -182,7 +182,7 @@ class LeaseRenewer:
 
         self._engine.apply(changed)
 
-    def stand_by(self) -> None:
+    def stand_by(self, _now: float = 0.0) -> None:
         """Let the next request wake the thread: the balancer offers this source, and then ``Lease.may_send`` calls ``Lease.call``."""
         self._lease.missed = False
         for pool in self.source.pools:
@@ -228,7 +228,7 @@ class Sharing:
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._engine)
                 lease.call = lambda: (found := call()) and found()
-                self._engine.apply(lambda _, renewer=renewer: renewer.stand_by())
+                self._engine.apply(renewer.stand_by)
         if self._renewers:
             self._call()
 

@@ -371,18 +371,12 @@ class Scheduled(Protocol[P, R_co]):
         """Reset counters, keys, adaptive limits and circuit breakers. Running and waiting calls continue."""
 
 
-class Decorator(Protocol):
-    """The decorator that ``schedule(...)`` returns."""
-
-    def __call__(self, function: Callable[P, T], /) -> Scheduled[P, T]: ...
-
-
 @overload
 def schedule(function: Callable[P, T], /) -> Scheduled[P, T]: ...
 
 
 @overload
-def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decorator: ...
+def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Callable[[Callable[P, T]], Scheduled[P, T]]: ...
 
 
 def schedule(config: Any = None, /, **settings: Any) -> Any:

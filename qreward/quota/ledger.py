@@ -485,8 +485,13 @@ class LeasedQuota(Gcra):
         self.rate = max(self.share - (SLOWER if self._whole else 0.0), self.share / 2, HAIR) / 60
         self._arrival = now + self.least / self.rate
 
-    def need(self, limit: float, *, want: float, rate: float) -> Demand:
-        """Return the demand for a renewal. If too little is left for a request, that amount goes back to all members."""
+    def need(self, limit: float, want: float, rate: float) -> Demand:
+        """Return the demand for a renewal, for ``want`` requests until the next one, and ``rate`` requests a minute.
+
+        If too little is left for a request, that amount goes back to all members.
+        """
+        if not self._whole:
+            want, rate = max(want * self.mean, self.least), rate * self.mean
         if self.is_used_up():
             self.left = min(self.left, 0.0)
         least = self.least - min(self.left, 0.0)

@@ -103,12 +103,9 @@ class LeaseRenewer:
         want += 1 if waiting or used else 0
         rate = inf if waiting else (AHEAD * used / seconds * MINUTE + 1 if used else 0.0)
         lapsed = lease.lapse(now)
-        request = RenewRequest()
-        if lease.requests is not None and limits.rpm is not None:
-            request.requests = lease.requests.need(limits.rpm, want=want, rate=rate)
-        if lease.tokens is not None and limits.tpm is not None:
-            mean = lease.tokens.mean
-            request.tokens = lease.tokens.need(limits.tpm, want=max(want * mean, lease.tokens.least), rate=rate * mean)
+        configured = {"requests": limits.rpm, "tokens": limits.tpm}
+        needs = {kind: quota.need(limit, want, rate) for kind, quota in lease.quotas.items() if (limit := configured[kind]) is not None}
+        request = RenewRequest(**needs)
         if limits.max_concurrency is not None:
             could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
             slow = source.latency.p99

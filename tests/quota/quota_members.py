@@ -32,9 +32,9 @@ class Member:
         want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
         ask = RenewRequest()
         if lease.requests is not None and limits.rpm is not None:
-            ask.requests = lease.requests.need(limits.rpm, want=want, rate=rate)
+            ask.requests = lease.requests.need(limits.rpm, want, rate)
         if lease.tokens is not None and limits.tpm is not None:
-            ask.tokens = lease.tokens.need(limits.tpm, want=want * self.cost, rate=rate)
+            ask.tokens = lease.tokens.need(limits.tpm, want, rate)
         return ask
 
     def renew(self) -> None:

@@ -51,7 +51,7 @@ def quota_of(lease: Lease) -> LeasedQuota:
 
 
 def demand_of(quota: LeasedQuota) -> Demand:
-    return quota.need(quota.limit, want=0, rate=0)
+    return quota.need(quota.limit, 0, 0)
 
 
 # while the lease is valid

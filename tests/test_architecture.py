@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
     ("callables", "records", "errors", "results", "decisions", "observers", "settings", "spelling"),
-    ("scheduler", "quota.ledger", "quota.lease"),
+    ("scheduler", "quota.ledger"),
     ("codecs",),
     ("transport", "engine.background", "engine.threads"),
     ("engine", "quota"),
@@ -43,7 +43,7 @@ LAYERS: list[tuple[str, ...]] = [
 ]
 """From the lowest to the highest. A module may import modules of its own layer and of lower ones."""
 
-PURE = ("scheduler", "quota.ledger", "quota.lease")
+PURE = ("scheduler", "quota.ledger")
 """They take the time and randomness as arguments, and do no I/O."""
 
 UPWARD = {

@@ -51,7 +51,7 @@ class Backend(Protocol):
 class SchedulerProtocol(Protocol):
     """Declares the methods of a scheduler that the engine calls.
 
-    ``scheduler.scheduler.Scheduler`` (endpoints) and ``scheduler.functions.scheduler.CallScheduler`` (functions) have these methods.
+    ``scheduler.scheduler.Scheduler`` (endpoints) and ``scheduler.functions.CallScheduler`` (functions) have these methods.
 
     After each call of a method, the engine takes the resulting commands from ``out`` and the changes of health from ``health_changes``.
     """

@@ -1,27 +1,116 @@
-"""Calls of decorated functions: ``AsyncCall`` for asynchronous callers, and ``BlockingCall`` for blocking callers."""
+"""Calls of decorated functions: what their exceptions mean, ``AsyncCall`` for asynchronous callers, and ``BlockingCall``."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+from qreward.codecs import rate_limit_headers
 from qreward.engine.driver import Engine, runner_of
 from qreward.engine.portal import Portal, portal
 from qreward.engine.single import Single
 from qreward.engine.threads import SHARED
-from qreward.errors import ClientClosed, QueueFull
-from qreward.functions.overload import ENDINGS, failure_of
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, CallFailure, Try
+from qreward.errors import ClientClosed, QueueFull, RateLimited
+from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 from qreward.scheduler.task import Task
+
+ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""Exceptions that end tasks and programs. They are never retried."""
+
+
+def is_retried(error: BaseException, options: Any) -> bool | float:
+    """Return whether ``exception_types`` names an exception, or the seconds to wait before the retry."""
+    kinds: Any = options.exception_types
+    if isinstance(kinds, type | tuple):
+        return isinstance(error, kinds) and not isinstance(error, ENDINGS)
+    return kinds(error) if isinstance(error, Exception) else False
+
+
+def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailure:
+    """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
+    overload = overload_of(error)
+    wait = None if overload is None else overload.retry_after
+    again = is_retried(error, options)
+    covered = again is not False
+    if covered and again is not True:
+        again, wait = True, max(0.0, float(again))  # also for NaN
+    if overload is not None and overload.should_retry is False:  # the server forbids a retry
+        again = False
+    if wait is not None and not waits:
+        wait = 0.0
+    return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
+
+
+LINKS = 8
+"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends
+cycles."""
+_OVERLOADED = frozenset({429, 503, 529})
+
+
+class Overload(NamedTuple):
+    """States that a server is overloaded, or that a rate limit is exhausted."""
+
+    retry_after: float | None = None  # seconds to wait, as the server requested; None if the server requested no wait
+    should_retry: bool | None = None  # False if the server forbids a retry, True if it asks for one (``x-should-retry``)
+
+
+def overload_of(error: BaseException) -> Overload | None:
+    """Return the overload that an exception, or one that it was raised ``from``, reports; None for any other error. Never raises.
+
+    A group counts if all of its exceptions count. Messages are ignored, because their words may come from a prompt.
+    """
+    found: Overload | None = None
+    link: BaseException | None = error
+    for _ in range(LINKS):
+        if link is None:
+            break
+        try:
+            overload = _overload_of_one(link)
+        except Exception:  # attributes of other libraries' exceptions may raise; the caller must see the original error
+            overload = None
+        if overload is not None:
+            if overload.retry_after is not None:
+                return overload
+            found = found or overload
+        link = link.__cause__
+    return found
+
+
+def _overload_of_one(error: BaseException) -> Overload | None:
+    if isinstance(error, ExceptionGroup):
+        members = [overload for each in error.exceptions if (overload := overload_of(each)) is not None]
+        if len(members) < len(error.exceptions):
+            return None
+        waits = [each.retry_after for each in members if each.retry_after is not None]
+        return Overload(max(waits, default=None), False if any(each.should_retry is False for each in members) else None)
+    plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain and have no status
+    if plain or not isinstance(error, Exception):
+        return None
+    holders = error, getattr(error, "response", None)
+    if isinstance(error, RateLimited):
+        if error.status_code == 402 or (error.attempts and error.attempts[-1].outcome == "quota"):
+            return None  # the account is exhausted, so waiting does not help
+    else:
+        found = (getattr(holder, name, None) for holder in holders for name in ("status_code", "status"))
+        if next((status for status in found if isinstance(status, int)), None) not in _OVERLOADED:
+            return None
+    all_headers = (getattr(holder, "headers", None) for holder in holders)
+    given: Any = next((each for each in all_headers if isinstance(each, Iterable) and hasattr(each, "items")), {})
+    headers = {str(name).lower(): str(value) for name, value in given.items()}
+    seconds: Any = rate_limit_headers.retry_after(headers, time.time())
+    if seconds is None:
+        own = getattr(error, "retry_after", None)
+        seconds = rate_limit_headers.number(str(own)) if isinstance(own, int | float) else None
+    return Overload(seconds, rate_limit_headers.should_retry(headers))
+
 
 Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
 
@@ -29,7 +118,7 @@ Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to
 class Time:
     """What calls use of the clock and of threads. Tests replace some of it; see :func:`replaced_time`."""
 
-    now = staticmethod(monotonic)
+    now = staticmethod(time.monotonic)
     run = staticmethod(SHARED.run)
 
     def timers(self) -> Portal:
@@ -115,10 +204,15 @@ class BlockingCall:
                 _time.keep(self._engine, wake)
             while self._outcome is None:
                 attempt, self._next = self._next, None
-                if attempt is not None:
-                    self._run_here(attempt)
-                else:
+                if attempt is None:
                     _time.take(self._inbox, self._engine)
+                    continue
+                try:
+                    outcome = self._run(attempt)
+                except BaseException:  # KeyboardInterrupt or SystemExit
+                    self._ended(attempt, CANCELLED)
+                    raise
+                self._ended(attempt, outcome)
         finally:
             if not call.done:
                 self._change(self._engine.scheduler.withdraw, [call])
@@ -132,8 +226,7 @@ class BlockingCall:
         if command[0] == SEND:
             with self._engine.lock:
                 wake = self._engine.scheduler.next_wake()
-            with suppress(ClientClosed):
-                _time.keep(self._engine, wake)
+            self._keep(wake)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> float | None:
         """Change the scheduler's state under the lock, and run the resulting commands. Returns when the scheduler must be ticked next."""
@@ -180,14 +273,6 @@ class BlockingCall:
             outcome = CallFailure(error, again=False)
         return partial(self._ended, attempt, outcome)
 
-    def _run_here(self, attempt: Try) -> None:
-        try:
-            outcome = self._run(attempt)
-        except BaseException:  # KeyboardInterrupt or SystemExit
-            self._ended(attempt, CANCELLED)
-            raise
-        self._ended(attempt, outcome)
-
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
         if attempt.cancel_reason is not None:
             return CANCELLED
@@ -199,7 +284,9 @@ class BlockingCall:
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
 
     def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
-        wake = self._change(self._engine.scheduler.event, attempt, outcome)
+        self._keep(self._change(self._engine.scheduler.event, attempt, outcome))
+
+    def _keep(self, wake: float | None) -> None:
         if wake is not None:
             with suppress(ClientClosed):
                 _time.keep(self._engine, wake)

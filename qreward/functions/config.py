@@ -6,7 +6,6 @@ import copy
 import logging
 import re
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from functools import partial
@@ -88,35 +87,14 @@ Portion = Annotated[float, BeforeValidator(Number(above=0, most=1))]
 
 logger = logging.getLogger("qreward.schedule")
 
-OnChange = Callable[[Any, frozenset[str]], object]
+_changing = threading.RLock()  # held while a configuration is changed
 
 
-class Changes:
-    """The lock of one configuration, and the callbacks of its changes."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.callbacks: dict[object, OnChange] = {}
-        background.watch(self, Changes._replace_lock)
-
-    def _replace_lock(self) -> object:
-        """Replace the lock in a forked child, where the thread that held it may not exist."""
-        inherited, self.lock = self.lock, threading.RLock()
-        return inherited
-
-    def add(self, callback: OnChange) -> Callable[[], None]:
-        token = object()
-        self.callbacks[token] = callback
-
-        def remove() -> None:
-            self.callbacks.pop(token, None)
-
-        return remove
-
-    def add_weakly(self, method: OnChange) -> None:
-        """Add a bound method without keeping its object alive."""
-        weak = weakref.WeakMethod(method, lambda _: remove())
-        remove = self.add(lambda changed, names: (found := weak()) and found(changed, names))
+def _replace_lock(_: object) -> object:
+    """Replace the lock in a forked child, where the thread that held it may not exist."""
+    global _changing
+    inherited, _changing = _changing, threading.RLock()
+    return inherited
 
 
 read_settings = partial(files.read_settings, empty="write {} if nothing is to be set")
@@ -213,7 +191,7 @@ class ScheduleConfig(Policy):
     telemetry_exporter: Annotated[Any, PlainValidator(check_exporter)] = None
     debug: bool = False
 
-    _changes: Changes = PrivateAttr(default_factory=Changes)
+    _callbacks: dict[object, Callable[[Any, frozenset[str]], object]] = PrivateAttr(default_factory=dict)
     __hash__ = None  # type: ignore[assignment] # its values can change
 
     @field_validator(
@@ -263,7 +241,7 @@ class ScheduleConfig(Policy):
         Raises:
             ConfigError: a name or a value is invalid, or ``pool`` or ``key_func`` would change. Nothing is changed.
         """
-        with self._changes.lock:
+        with _changing:
             before = self.__dict__
             after = type(self)(**{**before, **changes}).__dict__
             changed = frozenset(name for name in changes if not same(before[name], after[name]))
@@ -273,8 +251,8 @@ class ScheduleConfig(Policy):
             if changed:
                 object.__setattr__(self, "__dict__", after)
                 self.model_fields_set.update(changed)
-                for token, callback in list(self._changes.callbacks.items()):
-                    if token in self._changes.callbacks:  # not removed by an earlier callback
+                for token, callback in list(self._callbacks.items()):
+                    if token in self._callbacks:  # not removed by an earlier callback
                         try:
                             callback(self, changed)
                         except Exception:
@@ -285,9 +263,15 @@ class ScheduleConfig(Policy):
         """Call ``callback(config, names)`` after each update that changes a value. Returns a function that removes the callback.
 
         The callback runs in the thread that makes the change. Changes are reported one at a time, in order, so the callback must not wait
-        for another thread that changes this configuration. If the callback raises, the error is logged and the change is kept.
+        for another thread that changes a configuration. If the callback raises, the error is logged and the change is kept.
         """
-        return self._changes.add(callback)
+        token = object()
+        self._callbacks[token] = callback
+
+        def remove() -> None:
+            self._callbacks.pop(token, None)
+
+        return remove
 
     def snapshot(self) -> dict[str, Any]:
         """Return a new dict of all values at one moment."""
@@ -312,6 +296,9 @@ class ScheduleConfig(Policy):
         """Yield the values that differ from their defaults. An object is shown by its name only, because it may hold secrets."""
         fields = type(self).model_fields
         return ((name, Code(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
+
+
+background.watch(ScheduleConfig, _replace_lock)
 
 
 def same(one: object, other: object) -> bool:

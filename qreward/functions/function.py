@@ -14,18 +14,16 @@ from functools import partial
 from math import inf
 from random import Random
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakMethod, WeakSet, WeakValueDictionary
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
-from qreward.functions.calls import AsyncCall, BlockingCall
+from qreward.functions.calls import AsyncCall, BlockingCall, is_retried
 from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
-from qreward.functions.overload import is_retried
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, Function, FunctionCounters
+from qreward.scheduler.functions import Call, CallScheduler, Function, FunctionCounters
 from qreward.scheduler.outcome import Answer
 
 log = logging.getLogger("qreward.schedule")
@@ -145,42 +143,36 @@ def no_waiting() -> Iterator[None]:
         _waiting_disabled = before
 
 
-class ScheduledFunction:
-    """Holds a decorated function, its configuration and its pool."""
+class ScheduledFunction(Function):
+    """A decorated function with its configuration, and the engine of its pool."""
 
-    def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
+    def __init__(self, body: Callable[..., Any], config: ScheduleConfig) -> None:
+        name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
+        super().__init__(name, self.options_of(config))
         self.body = body
-        self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         self.config = config
-        self.pool = pool
+        self.engine = engine_of(config.pool)
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        self.options: Any = self.options_of(config)
-        pool.members.add(self)
-        self.attach()
-        config._changes.add_weakly(self._follow)
-
-    def attach(self) -> None:
-        """Register the function with the pool's engine."""
-        engine = self.pool.engine
-        with engine.lock:  # other functions of the pool may be in use
-            self.function = Function(self.name, self.options)
-            engine.scheduler.add(self.function)
+        with self.engine.lock:  # other functions of the pool may be in use
+            self.engine.scheduler.add(self)
+        follow = WeakMethod(self._follow, lambda _: remove())  # a shared configuration keeps no function alive
+        remove = config.on_change(lambda config, _: (found := follow()) and found(config))
 
     def options_of(self, config: ScheduleConfig) -> Any:
         return FunctionOptions(config)
 
-    def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
+    def _follow(self, config: ScheduleConfig) -> None:
         options = self.options_of(config)
 
         def change(now: float) -> None:
-            self.options = self.function.options = options
-            self.pool.engine.scheduler.changed(now, self.function)
+            self.options = options
+            self.engine.scheduler.changed(now, self)
 
-        self.pool.engine.apply(change)
+        self.engine.apply(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body)
+        call.waiter = waiter = AsyncCall(self.engine.driver(), body)
         try:
             outcome: Any = await waiter.result(call)  # type: ignore[arg-type] # for the engine, a call is a task
         except BaseException:
@@ -194,7 +186,7 @@ class ScheduledFunction:
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = BlockingCall(self.pool.engine, body, inline=not call.options.needs_thread)
+        call.waiter = waiter = BlockingCall(self.engine, body, inline=not call.options.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
@@ -231,7 +223,7 @@ class ScheduledFunction:
                 raise ConfigError(
                     f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
                 ) from None
-        return Call(self.function, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
+        return Call(self, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
 
     def _default_or_raise(self, call: Call, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome: Outcome = "failed"
@@ -267,7 +259,7 @@ class ScheduledFunction:
         callback, exporter = options.metrics_callback, options.telemetry_exporter
         if callback is None and exporter is None:
             return
-        now = self.pool.engine.clock()
+        now = self.engine.clock()
         queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__
         tries = call.begun, call.retries, call.hedges
         metrics = ScheduleMetrics(self.name, call.key, outcome, kind, defaulted, *tries, queued, now - call.born)
@@ -279,63 +271,64 @@ class ScheduledFunction:
                     log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
     def stats(self) -> ScheduleStats:
-        engine, function = self.pool.engine, self.function
-        with engine.lock:
-            keys, limit = function.keys.values(), engine.scheduler.limit
+        with self.engine.lock:
+            keys, limit = self.keys.values(), self.engine.scheduler.limit
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
             return ScheduleStats(
-                **{name: getattr(function.counters, name) for name in FunctionCounters.__slots__},
+                **{name: getattr(self.counters, name) for name in FunctionCounters.__slots__},
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
                 limit=None if limit == inf else int(limit),
-                rate=min(rates, default=function.options.limit_size),
+                rate=min(rates, default=self.options.limit_size),
                 keys=len(keys),
-                open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),
-                p50=function.quantiles.at(0.5),
-                p95=function.quantiles.at(0.95),
-                p99=function.quantiles.at(0.99),
+                open_circuits=sum(state.breaker is not None and not state.breaker.is_closed for state in keys),
+                p50=self.quantiles.at(0.5),
+                p95=self.quantiles.at(0.95),
+                p99=self.quantiles.at(0.99),
             )
 
     def reset(self) -> None:
         self._replaced.clear()
-        engine = self.pool.engine
-        engine.apply(lambda now: engine.scheduler.reset(now, self.function))
-
-
-class FunctionPool:
-    """Holds the engine and the limits that the functions of one pool share."""
-
-    def __init__(self) -> None:
-        self.members: WeakSet[ScheduledFunction] = WeakSet()
-        self._make_engine()
-        background.watch(self, FunctionPool._start_over)
-
-    def _make_engine(self) -> None:
-        rng = Random()  # noqa: S311 - jitter, not secrets
-        no_backend: Any = AsyncExitStack  # functions send no requests
-        self.engine = Engine(CallScheduler(rng), no_backend, clock=calls.now)
-        _ENGINES.add(self.engine)
-
-    def _start_over(self) -> object:
-        inherited = self.engine
-        self._make_engine()
-        for member in self.members:
-            member.attach()
-        return inherited
+        self.engine.apply(lambda now: self.engine.scheduler.reset(now, self))
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""All engines in use. Pools are not stored here, because a running call keeps an engine alive after its pool is gone."""
-_POOLS: WeakValueDictionary[str, FunctionPool] = WeakValueDictionary()
+"""The engines of all pools. A running call keeps an engine alive after the last function of its pool is gone."""
+_NAMED: WeakValueDictionary[str, Engine[CallScheduler]] = WeakValueDictionary()
 _naming = threading.Lock()
 
 
-def pool_named(name: str | None) -> FunctionPool:
-    """Return the pool with this name, or a new pool if the name is None. A pool is freed with the last function that uses it."""
-    if name is None:
-        return FunctionPool()
+def engine_of(pool: str | None) -> Engine[CallScheduler]:
+    """Return the engine of the pool with this name, or a new engine if the name is None. It is freed with the functions that use it."""
     with _naming:
-        return _POOLS.get(name) or _POOLS.setdefault(name, FunctionPool())
+        engine = None if pool is None else _NAMED.get(pool)
+        if engine is None:
+            no_backend: Any = AsyncExitStack  # functions send no requests
+            engine = Engine(CallScheduler(Random()), no_backend, clock=calls.now)  # noqa: S311 - jitter, not secrets
+            _ENGINES.add(engine)
+            if pool is not None:
+                _NAMED[pool] = engine
+        return engine
+
+
+def _begin_again(_: object) -> object:
+    """Give all functions new engines and no keys in a forked child, where the threads and calls of the parent do not exist."""
+    global _naming
+    _naming, names, inherited = threading.Lock(), {engine: name for name, engine in _NAMED.items()}, list(_ENGINES)
+    _NAMED.clear()
+    _ENGINES.clear()
+    for old in inherited:
+        engine = engine_of(names.get(old))
+        for function in old.scheduler.functions:
+            assert isinstance(function, ScheduledFunction)
+            function.engine = engine
+            function.keys.clear()
+            function.clear()
+            engine.scheduler.add(function)
+    return inherited
+
+
+background.watch(ScheduledFunction, _begin_again)
 
 
 async def cancel_timers() -> None:
@@ -378,18 +371,12 @@ class Scheduled(Protocol[P, R_co]):
         """Reset counters, keys, adaptive limits and circuit breakers. Running and waiting calls continue."""
 
 
-class Decorator(Protocol):
-    """The decorator that ``schedule(...)`` returns."""
-
-    def __call__(self, function: Callable[P, T], /) -> Scheduled[P, T]: ...
-
-
 @overload
 def schedule(function: Callable[P, T], /) -> Scheduled[P, T]: ...
 
 
 @overload
-def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decorator: ...
+def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Callable[[Callable[P, T]], Scheduled[P, T]]: ...
 
 
 def schedule(config: Any = None, /, **settings: Any) -> Any:
@@ -450,7 +437,7 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
     if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
         raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
-    member = make(function, config, pool_named(config.pool))
+    member = make(function, config)
     wrapper: Any
     if kind is FunctionKind.AWAITED:
 

@@ -178,7 +178,7 @@ class ConfigWatcher:
         return changed
 
     def _read(self) -> Any:
-        """Return the settings of the source: a mapping for a function, a ``ClientConfig`` for a client, or None if nothing has changed."""
+        """Return the settings of the source: a mapping, or for a client also a ``ClientConfig``; None if nothing has changed."""
         if self._path is not None:
             return load_config(self._path) if self._config is None else read_settings(self._path)[0]
         assert self._callback is not None
@@ -192,7 +192,4 @@ class ConfigWatcher:
             return answer
         if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
             raise ConfigError(f"callback: must return a mapping of settings, or None for no change, not a {type(answer).__name__}")
-        try:
-            return load_config(answer) if self._config is None else dict(answer)
-        except ConfigError as error:
-            raise SettingsLocation("callback").named(error) from None
+        return dict(answer)

@@ -108,7 +108,9 @@ class FileLedger:
         try:
             now = self._clock()
             ledger = self._read(now)
-            self._show_alive(member)
+            if member not in self._members:  # the lock of its file shows that it is alive
+                self._members[member] = open_file(self._directory, self._name(member))
+                _try_lock(self._members[member])
             for other in ledger.silent(now):
                 if other not in self._members and self._has_died(other):
                     ledger.remove_dead(now, other)
@@ -132,8 +134,6 @@ class FileLedger:
     def _name(self, member: str) -> str:
         return f"{self._key}.{member}"
 
-    # the lock
-
     def _lock(self) -> None:
         while True:
             if self._file < 0:
@@ -143,19 +143,14 @@ class FileLedger:
                 except OSError:
                     self.close()
                     raise
-            self._take_lock()
+            until = time.monotonic() + PATIENCE
+            while not _try_lock(self._file):
+                if time.monotonic() > until:
+                    raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
+                time.sleep(0.001)
             if os.fstat(self._file).st_nlink:
                 return
             self.close()  # the file was deleted: other processes use a new one
-
-    def _take_lock(self) -> None:
-        until = time.monotonic() + PATIENCE
-        while not _try_lock(self._file):
-            if time.monotonic() > until:
-                raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
-            time.sleep(0.001)
-
-    # its content
 
     def _read(self, now: float) -> Ledger:
         newest, content = 0, b""
@@ -168,7 +163,10 @@ class FileLedger:
             ledger = self._decode(content)
             if ledger.is_of(now):
                 return ledger
-        return Ledger(now if self._others_are_alive() else -inf)
+        names = os.listdir(self._directory)  # noqa: PTH208 - the directory that is open, whatever its path is now
+        others = [name.rpartition(".")[2] for name in names if name.startswith(f"{self._key}.")]
+        hold = any(other in self._members or not self._has_died(other) for other in others)  # they may hold shares of a lost ledger
+        return Ledger(now if hold else -inf)
 
     def _read_slot(self, at: int) -> tuple[int, bytes]:
         """Return the number and the content of a slot. Return (0, b"") if the slot is empty or damaged."""
@@ -186,14 +184,6 @@ class FileLedger:
         if written < HEAD.size + len(content):
             raise OSError("the ledger could not be written whole; is the disk full?")
 
-    # detection of dead members
-
-    def _show_alive(self, member: str) -> None:
-        if member not in self._members:
-            held = open_file(self._directory, self._name(member))
-            self._members[member] = held
-            _try_lock(held)
-
     def _has_died(self, member: str) -> bool:
         try:
             held = open_file(self._directory, self._name(member), create=False)
@@ -206,12 +196,6 @@ class FileLedger:
             return True
         finally:
             os.close(held)
-
-    def _others_are_alive(self) -> bool:
-        """Return whether other members that are alive may hold shares of a lost ledger."""
-        names = os.listdir(self._directory)  # noqa: PTH208 - the directory that is open, whatever its path is now
-        others = [name.rpartition(".")[2] for name in names if name.startswith(f"{self._key}.")]
-        return any(other in self._members or not self._has_died(other) for other in others)
 
 
 def _try_lock(file: int) -> bool:
@@ -228,14 +212,12 @@ SECRET_HEADERS = ("authorization", "api-key", "x-api-key")  # headers that hold 
 
 def key_of(endpoint: Endpoint) -> str:
     """Return the name of an endpoint's ledger: a hash of the address, with the API key as the key of the hash (BLAKE2b, RFC 7693)."""
-    secret = blake2b(_secret(endpoint).encode(), person=b"qreward-key").digest()
-    return blake2b(endpoint.base_url.encode(), digest_size=16, key=secret, person=b"qreward-share").hexdigest()
-
-
-def _secret(endpoint: Endpoint) -> str:
     if isinstance(endpoint.api_key, ApiKey):
-        return repr(endpoint.api_key)
-    if endpoint.api_key is not None:
-        return endpoint.api_key.get_secret_value()
-    headers = {name.lower(): value for name, value in endpoint.headers.items()}
-    return next((headers[name].get_secret_value() for name in SECRET_HEADERS if name in headers), "")
+        secret = repr(endpoint.api_key)
+    elif endpoint.api_key is not None:
+        secret = endpoint.api_key.get_secret_value()
+    else:
+        headers = {name.lower(): value for name, value in endpoint.headers.items()}
+        secret = next((headers[name].get_secret_value() for name in SECRET_HEADERS if name in headers), "")
+    hashed = blake2b(secret.encode(), person=b"qreward-key").digest()
+    return blake2b(endpoint.base_url.encode(), digest_size=16, key=hashed, person=b"qreward-share").hexdigest()

@@ -1,12 +1,16 @@
-"""The ledger of the limits of one key."""
+"""The limits of one key, divided among processes: the ledger of all members, and the lease of one. See ``docs/design/sharing.md``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import floor, inf
 
 import msgspec
+
+from qreward.scheduler.limits.concurrency import ConcurrencyLimit
+from qreward.scheduler.limits.rate import Gcra
+from qreward.settings.policies import Limits
 
 LEASE = 4.0
 """Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using the share."""
@@ -73,7 +77,7 @@ def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
 
 LEAST_WAITING = 2.0
 """Number of requests. The credit for requests may accumulate to the credit of one second, or to this number if that is more."""
-HAIR = 1e-9  # relative tolerance for rounding errors in sums of floats
+HAIR = 1e-9  # tolerance for rounding errors in sums of floats
 
 
 class Account(msgspec.Struct, array_like=True):
@@ -110,8 +114,10 @@ class WindowQuota(msgspec.Struct, array_like=True):
         self.report(now, member, need)
         return Grant(self.limit, self.share(member), self.grant(now, member))
 
-    def advance(self, now: float, begun: float = -inf) -> None:
+    def advance(self, now: float, begun: float) -> None:
         """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
+        if self.limit == inf:
+            return
         if self.since < begun:  # the ledger before this one may have granted as much in advance
             self.since, self.credit = begun, -self.most
         self.credit = min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
@@ -201,9 +207,6 @@ class WindowQuota(msgspec.Struct, array_like=True):
             amount -= taken
 
 
-assert RENEW < FRESH < LEASE
-
-
 TURN = 15.0
 """Seconds after which the slots that cannot be divided evenly go to the next members. After each change these slots are unused for about
 half a second."""
@@ -224,34 +227,36 @@ class Holder(msgspec.Struct, array_like=True):
 class PermitPool(msgspec.Struct, array_like=True):
     """Limits the requests in flight of all members. A share grows only by what other members have given up."""
 
-    total: float = inf  # the limit
+    limit: float = inf
     holders: dict[str, Holder] = {}
+    young: bool = False  # True in the first lease of a ledger, whose members may hold shares of the ledger before
 
-    def advance(self, now: float) -> None:
+    def renew(self, now: float, member: str, need: Demand) -> Grant:
+        self.holders.pop(member, None)
+        free = self.limit - sum(holder.holds(now) for holder in self.holders.values())
+        holder = self.holders[member] = Holder(now, min(need.rate, self.limit), 0.0, need.using, need.lasts)
+        share = floor(min(need.hold, self.limit) if self.young else max(0.0, min(self._fair(now, member), free)))
+        holder.held = max(need.hold, share)
+        return Grant(self.limit, share)
+
+    def advance(self, now: float, begun: float) -> None:
         """Remove members whose lease has expired and whose requests in flight have certainly ended."""
+        self.young = now < begun + LEASE
         for name, holder in list(self.holders.items()):
             if now > holder.at + max(LEASE, holder.lasts if holder.using else 0.0):
                 del self.holders[name]
 
-    def held(self, now: float) -> float:
-        return sum(holder.holds(now) for holder in self.holders.values())
-
-    def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
+    def close(self, _now: float, member: str) -> None:
         self.holders.pop(member, None)
-        others = self.held(now)
-        holder = self.holders[member] = Holder(now, min(need.rate, self.total), 0.0, need.using, need.lasts)
-        share = floor(min(need.hold, self.total) if young else max(0.0, min(self._fair(now, member), self.total - others)))
-        holder.held = max(need.hold, share)
-        return share
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
-        height = water_level(self.total, ((0.0, want) for want in wants.values()))
+        height = water_level(self.limit, ((0.0, want) for want in wants.values()))
         if wants[member] <= height:
             return wants[member]
         height = floor(height + HAIR)
         short = sorted(name for name, want in wants.items() if want > height)
-        left = int(self.total - sum(min(height, want) for want in wants.values()))
+        left = int(self.limit - sum(min(height, want) for want in wants.values()))
         place = short.index(member) - left * floor(now / TURN)
         return height + (place % len(short) < left)
 
@@ -259,13 +264,12 @@ class PermitPool(msgspec.Struct, array_like=True):
 BACKWARDS = 1.0
 """Maximum number of seconds by which the clocks of members may differ. A time that is earlier by more than this comes from another clock,
 for example from the clock after a restart of the machine."""
+KINDS = ("requests", "tokens", "permits")
 
 
 class Member(msgspec.Struct, array_like=True):
-    at: float
-    requests: float = inf
-    tokens: float = inf
-    permits: float = inf
+    at: float  # time of its last renewal
+    limits: list[float]  # that it has configured, in the order of ``KINDS``
 
 
 class Ledger(msgspec.Struct, array_like=True):
@@ -279,18 +283,11 @@ class Ledger(msgspec.Struct, array_like=True):
     permits: PermitPool = msgspec.field(default_factory=PermitPool)
 
     def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
-        limits = [inf if need is None else need.limit for need in (request.requests, request.tokens, request.permits)]
-        self.members[member] = Member(max(self.now, now), *limits)
+        needs = {kind: getattr(request, kind) for kind in KINDS}
+        self.members[member] = Member(max(self.now, now), [inf if need is None else need.limit for need in needs.values()])
         now = self._advance(now)
-        reply = RenewReply(len(self.members))
-        if request.requests is not None:
-            reply.requests = self.requests.renew(now, member, request.requests)
-        if request.tokens is not None:
-            reply.tokens = self.tokens.renew(now, member, request.tokens)
-        if request.permits is not None:
-            held = self.permits.renew(now, member, request.permits, young=now < self.begun + LEASE)
-            reply.permits = Grant(self.permits.total, held)
-        return reply
+        grants = {kind: getattr(self, kind).renew(now, member, need) for kind, need in needs.items() if need is not None}
+        return RenewReply(len(self.members), **grants)
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
         now = self._advance(now)
@@ -303,9 +300,8 @@ class Ledger(msgspec.Struct, array_like=True):
         """Remove a member that has died. Amounts that the member has not reported count as used, and its shares become free."""
         self.members.pop(member, None)
         now = self._advance(now)
-        for quota in (self.requests, self.tokens):
-            quota.close(now, member)
-        self.permits.holders.pop(member, None)
+        for kind in KINDS:
+            getattr(self, kind).close(now, member)
 
     def silent(self, now: float) -> list[str]:
         """Return the members that may have died, because their renewals are late."""
@@ -316,15 +312,234 @@ class Ledger(msgspec.Struct, array_like=True):
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> float:
-        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest limit that a member has
-        configured."""
+        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest one of the members."""
         now = self.now = max(self.now, now)
         self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
-        if members := self.members.values():  # without members the last limits stay
-            self.requests.limit, self.tokens.limit = min(each.requests for each in members), min(each.tokens for each in members)
-            self.permits.total = min(each.permits for each in members)
-        for quota in (self.requests, self.tokens):
-            if quota.limit < inf:
-                quota.advance(now, self.begun)
-        self.permits.advance(now)
+        for place, kind in enumerate(KINDS):
+            part = getattr(self, kind)
+            part.limit = min((member.limits[place] for member in self.members.values()), default=part.limit)
+            part.advance(now, self.begun)
         return now
+
+
+FADE = 0.95
+"""Factor by which each request multiplies the largest recent cost. So this cost halves in 14 requests."""
+NEWCOMER = 8
+"""Number by which a process divides the limit if it starts while the ledger does not answer: the usual number of reward workers."""
+SLOWER = 1.0
+"""Number of requests a minute by which a member on its own stays below its share. If this number is more than half of the share, half of
+the share is used instead."""
+CATCH_UP = 1 / 32  # seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s
+FIRST_TOKENS = 256.0  # number of tokens that each of the first requests is expected to use
+
+
+class Lease:
+    """Holds the shares of one process in the limits of one key, and says until when they are valid."""
+
+    def __init__(self, limits: Limits, window: ConcurrencyLimit) -> None:
+        self.call: Callable[[], object] = lambda: None
+        self.missed = False  # True after ``call``
+        self.own = False  # True if the member is on its own
+        self.until = -inf  # when the lease, or the time on its own, ends unless it is renewed; -inf without a lease
+        self.members = 0  # number of members that share the key, according to the last reply; 0 if this process is not a member
+        self.news = "waiting for a first share"  # description of an unusual state; empty in the usual state
+        self.requests = LeasedQuota(self, 1.0) if limits.rpm else None
+        self.tokens = LeasedQuota(self, FIRST_TOKENS) if limits.tpm else None
+        self.quotas = {kind: quota for kind, quota in (("requests", self.requests), ("tokens", self.tokens)) if quota is not None}
+        self.permits = 0.0 if limits.max_concurrency else inf  # requests that may be in flight
+        self.window = CappedLimit(window, self.permits)  # the concurrency limit, capped by ``permits``
+
+    def is_valid(self, now: float) -> bool:
+        return self.permits >= 1 and now < self.until
+
+    def may_send(self, now: float) -> bool:
+        """Return whether the lease is valid. If not, request a renewal."""
+        if self.is_valid(now):
+            return True
+        self.miss()
+        return False
+
+    def miss(self) -> None:
+        if not self.missed:
+            self.missed = True
+            self.call()
+
+    def is_short(self) -> bool:
+        """Return whether the last renewal left too little for a request, so that an early renewal would not help."""
+        return not self.own and (self.permits < 1 or any(quota.is_used_up() for quota in self.quotas.values()))
+
+    def lapse(self, now: float) -> bool:
+        """Return whether the lease has expired. If so, drop the amounts that are left."""
+        if now < self.until:
+            return False
+        for quota in self.quotas.values():
+            quota.left = 0.0
+        return True
+
+    def take_over(self, now: float, sent_at: float, reply: RenewReply) -> None:
+        self.members, self.news, self.own = reply.members, "", False
+        self.until = sent_at + reply.lease
+        if reply.permits is not None:
+            self._permit(reply.permits.hold)
+        for kind, quota in self.quotas.items():
+            if (part := getattr(reply, kind)) is not None:
+                quota.given(now, part)
+
+    def go_alone(self, now: float, request: RenewRequest, reason: str) -> None:
+        """Continue with the last share, because the ledger does not answer. Call this again before ``LEASE`` seconds have passed."""
+        for kind, quota in self.quotas.items():
+            if (need := getattr(request, kind)) is not None and not quota.share:
+                quota.share, quota.limit = need.limit / max(NEWCOMER, self.members), need.limit
+            if not self.own:
+                quota.begin_own(now)
+        if request.permits is not None and not self.members:
+            self._permit(max(1, floor(request.permits.limit / NEWCOMER)))
+        self.until, self.news, self.own = now + LEASE, reason, True
+
+    def end(self) -> None:
+        self.until, self.own, self.members, self.news = -inf, False, 0, "idle"
+        if self.permits < inf:
+            self._permit(0.0)
+        for quota in self.quotas.values():
+            quota.left = quota.share = 0.0
+
+    def words(self, limits: Limits) -> str:
+        """Describe the lease, for example ``one of 8 processes: 73.5 of 600 requests a minute``."""
+        if not self.own and not self.members:
+            return self.news
+        held, configured = [], {"requests": limits.rpm, "tokens": limits.tpm}
+        for kind, quota in self.quotas.items():
+            if (limit := configured[kind]) is not None:
+                held.append(f"{_short(quota.share)} of {_short(min(limit, quota.limit))} {kind} a minute")
+        if limits.max_concurrency is not None:
+            held.append(f"{self.permits:g} of {limits.max_concurrency} in flight")
+        sharers = self.news or ("the only process" if self.members == 1 else f"one of {self.members} processes")
+        return f"{sharers}: {', '.join(held)}"
+
+    def _permit(self, permits: float) -> None:
+        self.permits = permits
+        self.window.cap(permits)
+
+
+class LeasedQuota(Gcra):
+    """Holds a member's share of a limit per minute. It has the interface of a ``Gcra``."""
+
+    def __init__(self, lease: Lease, cost: float) -> None:
+        super().__init__(inf)
+        self._lease = lease
+        self._whole = cost == 1
+        self._spread = inf
+        self.left = self.spent = self.returned = self.share = 0.0  # ``left``: granted and not used; ``share``: per minute
+        self.limit = inf  # limit per minute for all members together
+        self.largest = self.mean = cost  # the highest recent cost of a request, which fades, and the average
+
+    @property
+    def least(self) -> float:
+        """The amount that must be left before a request is sent: the cost of a large request, or the whole limit if that is less."""
+        return min(self.largest, max(1.0, self.limit))
+
+    def is_used_up(self) -> bool:
+        """Return whether too little is left for a request."""
+        return self.left < self.least * (1 - HAIR)
+
+    @property
+    def ready_at(self) -> float:
+        """The earliest time at which a request may be sent, if the lease is still valid then; inf if another grant is needed first."""
+        lease = self._lease
+        if lease.own:
+            return self._arrival - CATCH_UP
+        if self.is_used_up():
+            lease.miss()
+            return inf
+        return self._arrival - self.burst
+
+    def take(self, now: float, cost: float = 1.0) -> None:
+        if not self._whole:
+            self.largest = max(cost, FADE * self.largest)
+            self.mean += 0.1 * (cost - self.mean)
+        if self._lease.own:
+            super().take(now, cost)
+            return
+        self._arrival = max(self._arrival, now) + cost / self._spread
+        self.left -= cost
+        self.spent += cost
+
+    def give_back(self, cost: float) -> None:
+        """Correct an earlier charge. A positive ``cost`` was not used and goes back to all members. A negative ``cost`` is charged too."""
+        if self._lease.own:
+            super().give_back(cost)
+        elif cost > 0:
+            self.returned += cost
+        else:
+            self.spent -= cost
+            self.left += cost
+
+    def given(self, now: float, part: Grant) -> None:
+        self.share, self.limit, self.rate = part.hold, part.limit, max(part.hold, HAIR) / 60
+        self.left += part.grant
+        self._spread = max(self.left / RENEW, self.rate)
+        self._arrival = min(self._arrival, now + RENEW)  # earlier large requests must not delay the use of this grant
+
+    def begin_own(self, now: float) -> None:
+        self.left = 0.0
+        self.rate = max(self.share - (SLOWER if self._whole else 0.0), self.share / 2, HAIR) / 60
+        self._arrival = now + self.least / self.rate
+
+    def need(self, limit: float, want: float, rate: float) -> Demand:
+        """Return the demand for a renewal, for ``want`` requests until the next one, and ``rate`` requests a minute.
+
+        If too little is left for a request, that amount goes back to all members.
+        """
+        if not self._whole:
+            want, rate = max(want * self.mean, self.least), rate * self.mean
+        if self.is_used_up():
+            self.left = min(self.left, 0.0)
+        least = self.least - min(self.left, 0.0)
+        return Demand(limit, want, rate=rate, least=least, spent=self.spent, returned=self.returned, left=self.left)
+
+
+class CappedLimit(ConcurrencyLimit):
+    """Caps a concurrency limit by the member's share of requests in flight. The wrapped limit adapts as usual."""
+
+    def __init__(self, inner: ConcurrencyLimit, permits: float) -> None:
+        self.peak = 0  # largest number of requests in flight since ``peak`` was last set
+        self._permits = permits
+        self.inner = inner
+
+    @property
+    def inner(self) -> ConcurrencyLimit:
+        return self._inner
+
+    @inner.setter
+    def inner(self, inner: ConcurrencyLimit) -> None:
+        self._inner, self.changes = inner, inner.changes
+        self.cap(self._permits)
+
+    def cap(self, permits: float) -> None:
+        self._permits = permits
+        self.limit = int(max(1, min(self._inner.limit, permits)))
+        self.reason = "its share" if permits < self._inner.limit else self._inner.reason
+
+    def sent(self, now: float, inflight: int) -> None:
+        self.peak = max(self.peak, inflight)
+        self._inner.sent(now, inflight)
+
+    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
+        self._inner.ok(now, sent_at, tokens, inflight)
+        self.cap(self._permits)
+
+    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
+        away = self._inner.rejected(now, sent_at, hint, others)
+        self.cap(self._permits)
+        return away
+
+    def returned(self, now: float, inflight: int) -> None:
+        self._inner.returned(now, inflight)
+        self.cap(self._permits)
+
+    def crowd(self, until: float) -> None:
+        self._inner.crowd(until)
+
+
+def _short(amount: float) -> str:
+    return f"{amount:.0f}" if amount >= 1000 else f"{amount:.4g}"

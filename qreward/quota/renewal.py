@@ -14,8 +14,7 @@ from uuid import uuid4
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileLedger, key_of
-from qreward.quota.lease import Lease
-from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Lease, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
@@ -104,12 +103,9 @@ class LeaseRenewer:
         want += 1 if waiting or used else 0
         rate = inf if waiting else (AHEAD * used / seconds * MINUTE + 1 if used else 0.0)
         lapsed = lease.lapse(now)
-        request = RenewRequest()
-        if lease.requests is not None and limits.rpm is not None:
-            request.requests = lease.requests.need(limits.rpm, want=want, rate=rate)
-        if lease.tokens is not None and limits.tpm is not None:
-            mean = lease.tokens.mean
-            request.tokens = lease.tokens.need(limits.tpm, want=max(want * mean, lease.tokens.least), rate=rate * mean)
+        configured = {"requests": limits.rpm, "tokens": limits.tpm}
+        needs = {kind: quota.need(limit, want, rate) for kind, quota in lease.quotas.items() if (limit := configured[kind]) is not None}
+        request = RenewRequest(**needs)
         if limits.max_concurrency is not None:
             could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
             slow = source.latency.p99
@@ -124,13 +120,7 @@ class LeaseRenewer:
         return request
 
     def turn(self, now: float) -> float | None:
-        with self._engine.lock:
-            idle = self.is_idle(now)
-            if idle and not self.joined:
-                self.stand_by()
-        if idle:
-            if self.joined:
-                self.leave(now)
+        if self.leave(now):
             return None
         due = self.next_at
         if self._lease.missed and not self.hungry:
@@ -149,17 +139,14 @@ class LeaseRenewer:
         except Exception as error:
             self._failed(request, error)
         else:
-            self._renewed(sent_at, request, reply)
+            if self._failures > 1:
+                LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, reply.members)
+            self.joined, self._failures = True, 0
+            gives_up = request.permits is not None and reply.permits is not None and reply.permits.hold < request.permits.hold
+            self.next_at = sent_at + (SOON if gives_up else RENEW)  # other members get the part that is given up after the next report
+            self._warn_of_smaller_limits(request, reply)
+            self._change(partial(self._lease.take_over, sent_at=sent_at, reply=reply))
         self._renewed_at = engine.clock()
-
-    def _renewed(self, sent_at: float, request: RenewRequest, reply: RenewReply) -> None:
-        if self._failures > 1:
-            LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, reply.members)
-        gives_up = _held(reply.permits) < _held(request.permits)
-        self.joined, self._failures = True, 0
-        self.next_at = sent_at + (SOON if gives_up else RENEW)  # other members get the part that is given up after the next report
-        self._warn_of_smaller_limits(request, reply)
-        self._change(partial(self._lease.take_over, sent_at=sent_at, reply=reply))
 
     def _failed(self, request: RenewRequest, error: Exception) -> None:
         self._failures, self.joined = self._failures + 1, False
@@ -192,31 +179,29 @@ class LeaseRenewer:
 
         self._engine.apply(changed)
 
-    def stand_by(self) -> None:
+    def stand_by(self, _now: float = 0.0) -> None:
         """Let the next request wake the thread: the balancer offers this source, and then ``Lease.may_send`` calls ``Lease.call``."""
         self._lease.missed = False
         for pool in self.source.pools:
             pool.balancer.offer(self.source)
 
-    def leave(self, now: float = inf) -> None:
-        """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""
+    def leave(self, now: float = inf) -> bool:
+        """Return whether the source is idle. If so, leave the ledger and return the share; the next request joins the ledger again."""
         engine = self._engine
         with engine.lock:
             if not self.is_idle(now):
-                return
-            clock = engine.clock()
-            request = self.request(clock)
-            self._lease.end()
+                return False
             self.stand_by()
+            if not self.joined:
+                return True
+            request = self.request(engine.clock())
+            self._lease.end()
         self.joined, self.next_at = False, 0.0
         try:
             self.transport.leave(self._member, request)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
-
-
-def _held(permits: Demand | Grant | None) -> float:
-    return 0.0 if permits is None else permits.hold
+        return True
 
 
 class Sharing:
@@ -234,11 +219,13 @@ class Sharing:
 
     def sources_changed(self) -> None:
         """Add the sources that are new. May be called from any thread."""
+        call = weakref.WeakMethod(self._call)
         for source in self._sources():
             lease = source.lease
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._engine)
-                self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
+                lease.call = lambda: (found := call()) and found()
+                self._engine.apply(renewer.stand_by)
         if self._renewers:
             self._call()
 
@@ -249,8 +236,7 @@ class Sharing:
         for source, renewer in renewers:
             at = renewer.turn(now)
             if source not in present and not source.inflight:
-                if renewer.joined:
-                    renewer.leave()
+                renewer.leave()
                 renewer.transport.close()
                 del self._renewers[source]
             elif at is not None:
@@ -265,16 +251,6 @@ class Sharing:
         self._wake.set()
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_TIMEOUT)
-
-    def _attach(self, _now: float, lease: Lease, renewer: LeaseRenewer) -> None:
-        sharing = weakref.ref(self)
-
-        def call() -> None:
-            if (found := sharing()) is not None:
-                found._call()
-
-        lease.call = call
-        renewer.stand_by()
 
     def _call(self) -> None:
         if self._thread is None:
@@ -292,8 +268,7 @@ class Sharing:
 
     def _end(self) -> None:
         for renewer in self._renewers.values():
-            if renewer.joined:
-                renewer.leave()
+            renewer.leave()
         self.close_transports()
 
     def close_transports(self) -> None:

@@ -12,7 +12,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from qreward.quota.lease import Lease
+from qreward.quota.ledger import Lease
 from qreward.results import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, LOAD, SourceService
 from qreward.scheduler.health import Cooldown, Health

@@ -19,8 +19,8 @@ from qreward import RequestTimeout, schedule
 from qreward.engine.portal import portal
 from qreward.functions.calls import BlockingCall
 from qreward.functions.config import ScheduleConfig
-from qreward.functions.function import FunctionPool, ScheduledFunction
-from qreward.scheduler.functions.state import Call
+from qreward.functions.function import ScheduledFunction
+from qreward.scheduler.functions import Call
 from qreward.testing.virtual_time import run_in_virtual_time
 
 
@@ -29,10 +29,10 @@ class Scene:
 
     def __init__(self, **settings: Any) -> None:
         self.now = 0.0
-        self.member = ScheduledFunction(lambda: "done", ScheduleConfig(max_concurrency=1, **settings), FunctionPool())
-        self.engine = self.member.pool.engine
+        self.member = ScheduledFunction(lambda: "done", ScheduleConfig(max_concurrency=1, **settings))
+        self.engine = self.member.engine
         self.engine.clock = lambda: self.now
-        self.call = Call(self.member.function, None, self.member.options, None)
+        self.call = Call(self.member, None, self.member.options, None)
         self.call.waiter = BlockingCall(self.engine, lambda: "done", inline=True)
 
     def slots(self) -> int:
@@ -127,9 +127,9 @@ def test_a_call_that_waits_is_timed_although_the_loop_that_was_told_when_has_end
 
 def test_a_function_that_is_dropped_is_freed_although_its_timer_was_set() -> None:
     def use_and_drop() -> weakref.ref[Any]:
-        member = ScheduledFunction(lambda: time.sleep(0.05), ScheduleConfig(timeout=3600), FunctionPool())
+        member = ScheduledFunction(lambda: time.sleep(0.05), ScheduleConfig(timeout=3600))
         member.call_blocking((), {})
-        return weakref.ref(member.pool.engine)
+        return weakref.ref(member.engine)
 
     freed = use_and_drop()
     deadline = time.monotonic() + 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scale import SCALE
 
 from qreward.errors import RateLimited
-from qreward.functions.overload import LINKS, Overload, overload_of
+from qreward.functions.calls import LINKS, Overload, failure_of, overload_of
 from qreward.results import AttemptRecord
 
 
@@ -69,6 +70,13 @@ def test_the_wait_is_read_from_the_headers_of_the_error_or_of_its_answer() -> No
         assert overload_of(Carrying(status=429, headers=headers)) == Overload(seconds), headers
         assert overload_of(Carrying(response=SimpleNamespace(status_code=429, headers=headers))) == Overload(seconds), headers
     assert overload_of(Carrying(status=429, headers={"X-Should-Retry": "false"})) == Overload(None, should_retry=False)
+
+
+def test_a_wait_of_a_users_function_that_is_none_is_no_wait() -> None:
+    waits = [
+        failure_of(ValueError(), SimpleNamespace(exception_types=lambda _, wait=wait: wait), waits=True) for wait in (2, -5.0, math.nan)
+    ]
+    assert [(each.again, each.wait) for each in waits] == [(True, 2.0), (True, 0.0), (True, 0.0)]
 
 
 def test_the_wait_may_be_an_attribute_in_seconds_where_the_headers_are_silent() -> None:

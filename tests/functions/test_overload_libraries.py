@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import qreward
-from qreward.functions.overload import Overload, overload_of
+from qreward.functions.calls import Overload, overload_of
 
 LIMIT = {"error": {"message": "Rate limit reached for requests", "type": "requests", "param": None, "code": "rate_limit_exceeded"}}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "too many requests"}]}

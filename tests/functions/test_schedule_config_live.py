@@ -42,7 +42,7 @@ def test_an_update_that_is_wrong_changes_nothing_and_calls_no_callback() -> None
         ({"timeout": 5, "adaptive_limit_min": 501}, "adaptive_limit_min is larger than adaptive_limit_max"),
         ({"timeout": 5, "pool": "others"}, f"pool: {fixed}"),
         ({"timeout": 5, "key_func": len}, f"key_func: {fixed}"),
-        ({"_changes": 3}, "unknown setting '_changes'"),
+        ({"_callbacks": 3}, "unknown setting '_callbacks'"),
     ]
     config = ScheduleConfig(timeout=30, pool="judges")
     heard, before = listening(config), config.snapshot()
@@ -133,7 +133,7 @@ def test_a_shared_config_keeps_no_function_alive_and_is_followed_by_those_that_l
         del decorated
         gc.collect()
         assert [each() for each in dead] == [None] * 20
-        assert config._changes.callbacks == {}
+        assert config._callbacks == {}
 
         tries: list[int] = []
 

@@ -8,8 +8,7 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from qreward.quota.lease import Lease
-from qreward.quota.ledger import MINUTE, RENEW, Ledger, RenewRequest
+from qreward.quota.ledger import MINUTE, RENEW, Lease, Ledger, RenewRequest
 from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.settings.policies import Limits
 
@@ -33,9 +32,9 @@ class Member:
         want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
         ask = RenewRequest()
         if lease.requests is not None and limits.rpm is not None:
-            ask.requests = lease.requests.need(limits.rpm, want=want, rate=rate)
+            ask.requests = lease.requests.need(limits.rpm, want, rate)
         if lease.tokens is not None and limits.tpm is not None:
-            ask.tokens = lease.tokens.need(limits.tpm, want=want * self.cost, rate=rate)
+            ask.tokens = lease.tokens.need(limits.tpm, want, rate)
         return ask
 
     def renew(self) -> None:
@@ -56,7 +55,7 @@ class Member:
         lease = self.lease
         if not lease.may_send(self.simulation.now):
             return inf
-        return max(quota.ready_at for quota in lease.quotas)
+        return max(quota.ready_at for quota in lease.quotas.values())
 
     def may_send(self) -> bool:
         return self.backlog > 0 and self.next_at() <= self.simulation.now

@@ -10,8 +10,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from qreward.quota.lease import CATCH_UP, FIRST_TOKENS, CappedLimit, Lease, LeasedQuota
-from qreward.quota.ledger import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import (
+    CATCH_UP,
+    FIRST_TOKENS,
+    LEASE,
+    LINGER,
+    MINUTE,
+    RENEW,
+    CappedLimit,
+    Demand,
+    Grant,
+    Lease,
+    LeasedQuota,
+    RenewReply,
+    RenewRequest,
+)
 from qreward.quota.renewal import AHEAD, IDLE, SLOW, LeaseRenewer
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
@@ -33,12 +46,12 @@ def lease_of(now: float = 0.0, members: int = 1, **grants: Any) -> Lease:
 
 
 def quota_of(lease: Lease) -> LeasedQuota:
-    (quota,) = lease.quotas
+    (quota,) = lease.quotas.values()
     return quota
 
 
 def demand_of(quota: LeasedQuota) -> Demand:
-    return quota.need(quota.limit, want=0, rate=0)
+    return quota.need(quota.limit, 0, 0)
 
 
 # while the lease is valid
@@ -69,12 +82,12 @@ def test_a_lease_counts_from_when_its_renewal_was_sent_not_from_when_the_reply_c
 
 def test_what_was_left_of_a_lease_that_has_run_out_is_not_sent_later_nor_held() -> None:
     lease = lease_of(requests=Grant(600, 600, 10), tokens=Grant(6000, 600, 900))
-    assert all(quota.ready_at <= 1.0 for quota in lease.quotas)
+    assert all(quota.ready_at <= 1.0 for quota in lease.quotas.values())
     assert not lease.lapse(LEASE - 0.1)
-    assert all(quota.ready_at <= 1.0 for quota in lease.quotas)
+    assert all(quota.ready_at <= 1.0 for quota in lease.quotas.values())
     assert lease.lapse(LEASE)
-    assert [quota.ready_at for quota in lease.quotas] == [inf, inf]
-    assert [demand_of(quota).left for quota in lease.quotas] == [0, 0]
+    assert [quota.ready_at for quota in lease.quotas.values()] == [inf, inf]
+    assert [demand_of(quota).left for quota in lease.quotas.values()] == [0, 0]
 
 
 def test_a_grant_is_added_to_what_is_left_and_spread_over_the_time_until_the_next_renewal() -> None:
@@ -244,7 +257,7 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
         lease = Lease(Limits(rpm=600, tpm=6000), FixedLimit())
         lease.members = members
         lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000)), "away")
-        taken[members] = [(quota.share, quota.limit) for quota in lease.quotas]
+        taken[members] = [(quota.share, quota.limit) for quota in lease.quotas.values()]
     assert taken == {0: [(75, 600), (750, 6000)], 3: [(75, 600), (750, 6000)], 20: [(30, 600), (300, 6000)]}
     lease = Lease(Limits(rpm=600), FixedLimit())  # of a source whose limits have changed since
     lease.go_alone(0.0, RenewRequest(tokens=Demand(6000)), "away")
@@ -305,7 +318,7 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
                 assert lease.may_send(1.1), kind
             else:
                 lease.go_alone(1.0, request, "away")
-                shares = [quota.share / quota.limit for quota in lease.quotas] or [lease.permits / 16]
+                shares = [quota.share / quota.limit for quota in lease.quotas.values()] or [lease.permits / 16]
                 assert shares == [1 / 8], kind
 
 

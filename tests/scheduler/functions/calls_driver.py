@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from calls_watch import Watch
 
 from qreward.functions.config import ScheduleConfig
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Adapting, Call, CallFailure, Function, Try
+from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Function, Try
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.task import Attempt
 
@@ -38,6 +37,13 @@ class Hedging(NamedTuple):
 class Breaking(NamedTuple):
     threshold: int
     recovery: float
+
+
+class Adapting(NamedTuple):
+    least: int
+    most: int
+    errors: float
+    seconds: float | None
 
 
 class FunctionOptions(NamedTuple):

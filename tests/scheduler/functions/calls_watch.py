@@ -11,8 +11,7 @@ from math import inf
 from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import HEDGES_AT_ONCE, SWEEP, Call, CallFailure, Function, IndexedHeap, KeyState
+from qreward.scheduler.functions import HEDGES_AT_ONCE, SWEEP, Call, CallFailure, CallScheduler, Function, IndexedHeap, KeyState
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import Attempt, CancelReason
@@ -236,7 +235,7 @@ class Watch:
             calls[call.key_state] += 1
             assert call.function.keys[call.key] is call.key_state, "the key of an open call was forgotten"
             timer = self.scheduler._timers._entries.get(call, (inf,))[0]
-            assert timer <= call.next_due(), "nobody looks when something is due"
+            assert timer <= min(call.deadline, call.retry_at, call.hedge_at), "nobody looks when something is due"
             assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
             assert call.tried or call.planned, "a call waits for nothing"
             assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"
@@ -266,8 +265,8 @@ class Watch:
                 assert key_state not in self.scheduler._wakes
                 continue
             at = key_state.ready_at(first)
-            assert at > now or group.inflight >= group.limit, f"{key_state.name} could be tried, and a call waits"
-            assert at <= now or wake <= at, f"{key_state.name} can be tried at {at}, and nobody will wake before {wake}"
+            assert at > now or group.inflight >= group.limit, f"{key_state} could be tried, and a call waits"
+            assert at <= now or wake <= at, f"{key_state} can be tried at {at}, and nobody will wake before {wake}"
         for call in self.open:
             assert call.deadline > now, f"a call is open at {now}, its deadline was {call.deadline}"
 

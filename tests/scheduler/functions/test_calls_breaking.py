@@ -8,13 +8,13 @@ from calls_driver import AT_ONCE, Breaking, Driver, Pause, Rate
 from shared_tools import each
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions.state import Function
+from qreward.scheduler.functions import Function
 
 
 def state(function: Function, key: object = None) -> str:
     breaker = function.keys[key].breaker
     assert breaker is not None
-    return breaker.state
+    return "closed" if breaker.is_closed else "open" if breaker.probe is None else "half-open"
 
 
 def opened(threshold: int = 1, recovery: float = 10.0, **options: Any) -> tuple[Driver, Function]:

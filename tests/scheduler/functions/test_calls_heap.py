@@ -10,7 +10,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.state import SWEEP, IndexedHeap
+from qreward.scheduler.functions import SWEEP, IndexedHeap
 
 moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
 
@@ -35,8 +35,8 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
         assert heap.first() == min(model, key=model.__getitem__, default=None)
         assert heap.rank() == min((place[0] for place in model.values()), default=inf)
         assert len(heap) == len(model)
-        assert {str(name) for name in range(8) if str(name) in heap} == set(heap) == model.keys()
-    assert heap.empty() == sorted(model, key=model.__getitem__)
+        assert {str(name) for name in range(8) if str(name) in heap} == model.keys()
+    assert [heap.take() for _ in range(len(heap))] == sorted(model, key=model.__getitem__)
     assert len(heap) == 0
     assert heap.first() is None
 
@@ -48,7 +48,7 @@ def test_items_of_equal_rank_go_by_number_and_then_in_the_order_in_which_they_ca
     heap.put("b", 1.0)
     assert heap.first() == "b", "putting it again where it is changes nothing"
     heap.put("b", 1.0, 2)
-    assert heap.empty() == ["c", "a", "b"]
+    assert [heap.take() for _ in range(len(heap))] == ["c", "a", "b"]
 
 
 def test_what_left_or_moved_is_not_kept() -> None:

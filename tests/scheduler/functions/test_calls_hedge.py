@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from calls_driver import AT_ONCE, Breaking, Driver, Hedging
 
-from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
+from qreward.scheduler.functions import ENOUGH, HEDGES_AT_ONCE
 from qreward.scheduler.task import CancelReason
 
 AFTER = Hedging(0.5, 0.0, 1, 1.0)

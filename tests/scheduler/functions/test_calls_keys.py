@@ -10,8 +10,7 @@ import pytest
 from calls_driver import Adapting, Breaking, Driver, FunctionOptions, Rate
 
 from qreward.errors import CircuitOpen
-from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import FORGETS, MEMORY, Call, CallFailure, Function
+from qreward.scheduler.functions import FORGETS, MEMORY, Call, CallFailure, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import SEND
 
@@ -128,7 +127,7 @@ def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_lon
 
 def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = 32  # the driver looks at all keys after each input
-    monkeypatch.setattr("qreward.scheduler.functions.state.FORGETS", at_once)
+    monkeypatch.setattr("qreward.scheduler.functions.FORGETS", at_once)
     driver = Driver()
     f = driver.function(rate=Rate(1, 10.0), keyed=True)
     for key in range(3 * at_once):

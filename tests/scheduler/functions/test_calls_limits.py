@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.state import LEAST_ROUND, Adapting, AimdLimit, SlidingWindowLimit, adapted
+from qreward.scheduler.function_limits import LEAST_ROUND, AimdLimit, SlidingWindowLimit
+from qreward.scheduler.functions import adapted
 
-TERMS = Adapting(2, 100, 0.3, None)
+
+class Terms(NamedTuple):
+    adaptive_limit_min: int
+    adaptive_limit_max: int
+    adaptive_error_threshold: float
+    adaptive_latency_threshold: float | None
+
+
+TERMS = Terms(2, 100, 0.3, None)
 
 
 def rounds(limit: AimdLimit, count: int, *, failing: float = 0.0, seconds: float = 0.1, wanted: bool = True, now: float = 0.0) -> float:
@@ -28,7 +38,7 @@ def rounds(limit: AimdLimit, count: int, *, failing: float = 0.0, seconds: float
 
 def test_it_rises_a_tenth_a_round_while_a_call_waits_and_falls_by_half_when_too_much_fails_or_is_slow() -> None:
     """Terms, limit at first, rounds, share that fails, seconds of those that do not, whether a call waits -> the limit."""
-    slow = TERMS._replace(seconds=1.0)
+    slow = TERMS._replace(adaptive_latency_threshold=1.0)
     found = {}
     for terms, start, count, failing, seconds, wanted, expected in (
         (TERMS, 50, 1, 0.0, 9.0, True, 55),
@@ -43,9 +53,9 @@ def test_it_rises_a_tenth_a_round_while_a_call_waits_and_falls_by_half_when_too_
         (slow, 40, 1, 0.0, 1.1, True, 20),
         (slow, 40, 1, 0.0, 1.0, False, 40),
         (slow, 40, 1, 0.25, 1.2, True, 20),  # tries that fail do not make the others pass for quick
-        (slow._replace(errors=1.0), 40, 1, 1.0, 9.0, True, 40),
+        (slow._replace(adaptive_error_threshold=1.0), 40, 1, 1.0, 9.0, True, 40),
     ):
-        limit = AimdLimit(terms, start)
+        limit = AimdLimit(start, terms)
         rounds(limit, count, failing=failing, seconds=seconds, wanted=wanted)
         if limit.limit != expected:
             found[terms, start, count, failing, seconds, wanted] = limit.limit
@@ -53,16 +63,16 @@ def test_it_rises_a_tenth_a_round_while_a_call_waits_and_falls_by_half_when_too_
 
 
 def test_new_settings_apply_from_the_next_try_on_even_if_the_bounds_are_as_before() -> None:
-    limit = AimdLimit(TERMS, 40)
-    limit.change(TERMS._replace(errors=0.9))
+    limit = AimdLimit(40, TERMS)
+    limit.follow(TERMS._replace(adaptive_error_threshold=0.9))
     rounds(limit, 1, failing=0.5)
     assert limit.limit == 40
-    limit.change(TERMS._replace(errors=0.1), most=1.0)
+    limit.follow(TERMS._replace(adaptive_error_threshold=0.1), most=1.0)
     assert limit.limit == 1, "the least limit does not exceed what else is allowed"
 
 
 def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
-    limit = AimdLimit(TERMS, 32)
+    limit = AimdLimit(32, TERMS)
     assert [limit.ended(1.0, 0.0, None) for _ in range(32)] == [False] * 31 + [True], "it says that it has changed"
     assert limit.limit == 16
     assert not any(limit.ended(1.5, 0.9, None) for _ in range(100))
@@ -86,7 +96,7 @@ def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
 
 
 def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
-    limit = AimdLimit(TERMS, 32)
+    limit = AimdLimit(32, TERMS)
     assert limit.overloaded(1.0, 0.5)
     assert limit.limit == 16
     assert not limit.overloaded(1.1, 0.9)
@@ -103,22 +113,22 @@ def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
 def test_it_never_goes_above_what_is_set() -> None:
     """Else it would rise where it has no effect, and have to fall as far before it has one."""
     for most, limit in ((4, 4), (inf, 10)):
-        adaptive = AimdLimit(Adapting(10, 100, 0.3, None), 4, most)
+        adaptive = AimdLimit(4, Terms(10, 100, 0.3, None), most)
         assert adaptive.limit == limit
         rounds(adaptive, 100)
         assert adaptive.limit == min(most, 100)
 
 
 def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
-    limit = AimdLimit(TERMS, 32)
+    limit = AimdLimit(32, TERMS)
     for _ in range(16):
         limit.ended(1.0, 0.0, None)
     assert adapted(limit, TERMS, 99.0, inf) is limit
     for _ in range(16):
         limit.ended(1.0, 0.0, None)
     assert limit.limit == 16, "the same terms begin nothing anew"
-    limit = AimdLimit(TERMS, 32)
-    assert adapted(limit, TERMS._replace(most=20), 99.0, inf) is limit
+    limit = AimdLimit(32, TERMS)
+    assert adapted(limit, TERMS._replace(adaptive_limit_max=20), 99.0, inf) is limit
     assert limit.limit == 20
     adapted(limit, TERMS, 99.0, 7.0)
     assert limit.limit == 7

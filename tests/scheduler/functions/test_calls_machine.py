@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scale import SCALE
 
-from qreward.scheduler.functions.state import CallFailure
+from qreward.scheduler.functions import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.task import Attempt
 

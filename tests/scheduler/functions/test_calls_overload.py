@@ -6,7 +6,7 @@ from itertools import product
 
 from calls_driver import Adapting, Driver, Longest, Rate, Shortest
 
-from qreward.scheduler.functions.state import Function
+from qreward.scheduler.functions import Function
 
 
 def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long() -> None:

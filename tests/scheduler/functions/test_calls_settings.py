@@ -5,7 +5,7 @@ from __future__ import annotations
 from calls_driver import Adapting, Breaking, Driver, Hedging, Rate
 
 from qreward.errors import CircuitOpen
-from qreward.scheduler.functions.state import HEDGES_AT_ONCE
+from qreward.scheduler.functions import HEDGES_AT_ONCE
 
 
 def test_another_rate_holds_at_once_for_what_waits_and_what_comes() -> None:
@@ -88,7 +88,7 @@ def test_of_several_that_adapt_a_group_the_strictest_is_heard_whatever_their_ord
             driver.function(str(number), adapting=adapting)
         assert driver.scheduler.limit == 7
         assert driver.scheduler.adaptive is not None
-        assert driver.scheduler.adaptive.config == Adapting(1, 7, 0.3, 0.5)
+        assert driver.scheduler.adaptive.options.groups.adapting == Adapting(1, 7, 0.3, 0.5)
 
 
 def test_a_function_that_joins_a_group_does_not_make_it_forget_the_limit_it_found() -> None:

@@ -1,1 +1,0 @@
-"""The scheduler of calls of decorated functions."""

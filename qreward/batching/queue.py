@@ -7,18 +7,17 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
 from qreward.batching.in_flight import BatchFunction, BatchStreamReader, InFlightBatch, PendingItem, StreamBatch, caller_stream, too_large
 from qreward.batching.ray_serve import record_batch
 from qreward.batching.settings import BatchRecord, BatchSettings, Options, QueueStats, check_seconds, checked
-from qreward.batching.typing import Results, Yields
 from qreward.callables import FunctionKind, show_keywords
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
 from qreward.settings.policies import Priority, priority_level
@@ -26,6 +25,10 @@ from qreward.settings.policies import Priority, priority_level
 _log = logging.getLogger("qreward")
 T = TypeVar("T")
 R = TypeVar("R")
+Listed: TypeAlias = Sequence[R | Exception]
+"""One result for each item. An exception in the list is raised for the caller of its item."""
+Results: TypeAlias = Awaitable[Listed[R]] | Listed[R]
+Yields: TypeAlias = AsyncIterator[Listed[R]]
 NORMAL = Priority.NORMAL
 LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks. In each check, ``close`` tests whether the event loop of another thread is still running."""

@@ -17,7 +17,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "reasons", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease"),
     ("codecs",),
-    ("transport", "engine.background", "engine.threads"),
+    ("transport", "engine.background"),
     ("engine", "quota"),
     (
         "options",

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from math import inf
 from time import monotonic
@@ -25,11 +25,12 @@ from qreward.engine.background import report_error, run_in_background
 from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
 from qreward.engine.stalls import EVERY, StallWatch
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
+from qreward.results import Result, with_trail
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import Attempt, BatchFeed, Task
+from qreward.scheduler.task import Attempt, BatchFeed, Task, TaskState
 
 TURNS = 64
 """Number of attempts that one asyncio task makes before it yields to the event loop."""
@@ -265,9 +266,6 @@ class LoopDriver:
             self.watch.began(task)
         self.locked(self.engine.scheduler.submit, task)
 
-    def open(self, feed: BatchFeed) -> None:
-        self.locked(self.engine.scheduler.open, feed)
-
     def refill(self, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
         self.locked(self.engine.scheduler.refill, feed, again)
 
@@ -283,14 +281,6 @@ class LoopDriver:
         if attempt.committed and self.watch is not None:
             self.watch.first(attempt)
         return attempt.committed
-
-    def opened(self, attempt: Attempt, limits: RateLimitInfo) -> None:
-        self.locked(self.engine.scheduler.opened, attempt, limits)
-
-    def close_feed(self, feed: BatchFeed) -> list[Task]:
-        with self.engine.lock:
-            read_ahead: list[Task] = self.engine.scheduler.close_feed(feed)
-        return read_ahead
 
     # running commands
 
@@ -575,3 +565,91 @@ def _tick(known: ref[LoopDriver]) -> None:
 def runner_of(command: Command) -> Any:
     """Return the driver of a command's waiter: a loop driver, or a ``BlockingCall``. Any thread may call its method ``post``."""
     return (command[1].task if command[0] <= CANCEL else command[1]).waiter.driver
+
+
+def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[Any]:
+    """Make the result that the caller of a task receives. ``source`` and ``seconds`` are those of the attempt that was answered."""
+    queued = 0.0 if task.sent_at is None else task.sent_at - task.born
+    trail = () if task.trail is None else tuple(task.trail)
+    if isinstance(outcome, Answer):
+        assert source is not None
+        return Result(task.index, outcome.value, None, source.name, seconds, queued, trail)
+    endpoint = trail[-1].endpoint if trail else None
+    return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
+
+
+class Single(Waiter):
+    """Receives the outcome of a single call. The caller's own asyncio task runs its attempts. Only a hedge needs another asyncio task."""
+
+    execute = None
+    __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")
+
+    def __init__(self, driver: LoopDriver) -> None:
+        self.driver = driver
+        self._result: Result[Any] | None = None
+        self._next: Attempt | None = None
+        self._mine: Attempt | None = None  # the attempt that the caller's own asyncio task carries out
+        self.context = copy_context()
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def result(self, task: Task) -> Result[Any]:
+        """Submit the task and wait for its result. If the caller is cancelled, the request is cancelled too."""
+        driver, me = self.driver, asyncio.current_task()
+        assert me is not None
+        driver.waiters[self] = None
+        self._task = task
+        try:
+            driver.submit(task)
+            while self._result is None:
+                attempt, self._next = self._next, None
+                if attempt is not None:
+                    self._mine = attempt
+                    await driver.run_attempt(attempt, me)
+                else:
+                    self._waiter = driver.loop.create_future()
+                    await self._waiter
+        except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
+            driver.later(self._leave)
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._leave()
+        return self._result
+
+    def _leave(self) -> None:
+        driver = self.driver
+        if self._task.state is not TaskState.DONE:
+            driver.withdraw([self._task])
+        if self._next is not None:
+            driver.ended(self._next, CANCELLED)
+        del driver.waiters[self]
+        del self._task  # breaks the reference cycle of task and waiter, so that reference counting frees them
+        self._mine = None
+
+    def start(self, attempt: Attempt) -> None:
+        if self._next is None and (self._mine is None or self._mine.handle is None):
+            self._next = attempt
+            if self._waiter is not None:
+                self._wake()
+        else:  # a hedge, while the caller's own asyncio task carries out the first attempt
+            self.driver.spawn(attempt, self.context.copy())
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        self._result = result_of(task, outcome, source, seconds)
+        if self._waiter is not None:
+            self._wake()
+
+    def close(self) -> None:
+        task = self._task
+        error = ClientClosed("the client was closed before the request was done")
+        self.driver.withdraw([task], error)
+        self.finish(task, error, None, 0.0)
+
+    def abandon(self) -> list[Task]:
+        return [self._task]
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

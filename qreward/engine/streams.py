@@ -11,8 +11,7 @@ from math import inf
 from typing import Any, Protocol, cast
 
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver, Waiter
-from qreward.engine.snapshots import result_of
+from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout, StreamInterrupted
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
@@ -113,7 +112,7 @@ class StreamAttempt:
         self._stream, attempt, receiver = stream, self._attempt, self._receiver
         try:
             if stream.limits is not None:
-                receiver.driver.opened(attempt, stream.limits)
+                receiver.driver.locked(receiver.driver.engine.scheduler.opened, attempt, stream.limits)
             chunks = await self._read_first(stream)
             if chunks is not None:  # commits the attempt at its first token
                 if not receiver.driver.commit(attempt):
@@ -402,14 +401,13 @@ class StreamWaiter(StreamingWaiter):
 class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
     """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``."""
 
-    _read_at_once = 1  # an item that fails fills the queue of events too
+    _items_at_once = 1  # an item that fails fills the queue of events too
 
     def __init__(self, driver: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
         StreamingWaiter.__init__(self, driver, BATCH_AHEAD)
         BatchWaiter.__init__(self, driver, *args, **kwargs)
         self._most = most
         self._streams: dict[Task, OpenStream] = {}  # of the committed attempts; they hold the texts
-        self._read_again = False
         self._run = driver.loop.create_task(self.run())
         self._run.add_done_callback(lambda _: wake(self._waiting))
         # its exception is raised to the consumer, if there is one
@@ -419,8 +417,7 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
 
     def _resume(self) -> None:
         super()._resume()
-        if self._read_again:
-            self._read_soon()
+        self._read_if_wanted()
 
     async def ends(self) -> BatchResult[Any]:
         if not self.over():
@@ -464,8 +461,7 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
         if stream is not None and isinstance(outcome, RequestError):
             outcome = interrupted(outcome, stream.text())
         super().finish(task, outcome, source, seconds)
-        if self._read_again:
-            self._read_soon()
+        self._read_if_wanted()
 
     def _settle(self, result: Result[Any]) -> None:
         super()._settle(result)
@@ -478,30 +474,23 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
 
     # reading
 
-    def read(self, feed: BatchFeed) -> bool:
-        return self._may_read(feed) and super().read(feed)
+    def _take(self, feed: BatchFeed) -> bool:
+        return self._room() > 0 and super()._take(feed)
 
-    def _read_now(self, feed: BatchFeed) -> bool:
-        return self._may_read(feed) and super()._read_now(feed)
-
-    def _may_read(self, feed: BatchFeed) -> bool:
-        self._read_again = self._read_again or self._room(feed) <= 0
-        return self._room(feed) > 0
-
-    def _room(self, feed: BatchFeed) -> int:
+    def _room(self) -> int:
         if len(self._events) >= BATCH_AHEAD:
             return 0
-        room = super()._room(feed)
+        room = super()._room()
         return min(room, self._most - len(self._live)) if self._most else room
 
-    def _read_soon(self) -> None:
-        if self._room(self._feed) <= 0:
+    def _read_if_wanted(self) -> None:
+        """Read on, if that was requested while there was no room."""
+        if not self._feed.more_requested or self._room() <= 0:
             return
-        self._read_again = False
         if self._is_async:
             self._wanted.set()
         else:
-            self.driver.loop.call_soon(self._read_on, self._feed)
+            self.driver.loop.call_soon(self._read_later, self._feed)
 
     # the attempt's side
 

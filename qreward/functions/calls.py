@@ -11,10 +11,9 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
-from qreward.engine.driver import Engine, runner_of
+from qreward.engine.background import SHARED
+from qreward.engine.driver import Engine, Single, runner_of
 from qreward.engine.portal import Portal, portal
-from qreward.engine.single import Single
-from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull
 from qreward.functions.overload import ENDINGS, failure_of
 from qreward.scheduler.functions.scheduler import CallScheduler

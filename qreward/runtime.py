@@ -16,10 +16,9 @@ from qreward.codecs.base import WireRequest
 from qreward.deciding import DecisionBatch, DialectFinder, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
-from qreward.engine.addresses import AddressLists
 from qreward.engine.batch import BatchWaiter, ResultSettings, size_of
 from qreward.engine.driver import Backend, LoopDriver, Single
-from qreward.engine.fleet import Fleet
+from qreward.engine.fleet import AddressLists, Fleet
 from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, Watcher
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.stalls import StallWatch

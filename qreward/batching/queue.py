@@ -365,15 +365,7 @@ class LoopWorker:
             return
         now, at = self.clock(), inf
         if self._timer is not None:  # a timer is set while any item has a deadline
-            for item in self.collector.due(now):
-                if not item.future.done():
-                    waited = item.place is OVER
-                    where = "it was still waiting for a batch" if waited else "its batch was under way"
-                    limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
-                    self.function.counters.count("expired")
-                    item.fail(RequestTimeout(f"{self.function.name} gave no result within {limit}; {where}"))
-                    if not waited:
-                        item.batch.abandon(item)
+            self._end_late(now)
         while self.collector.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
             items, at = self._next(now)
             if not items:
@@ -388,9 +380,22 @@ class LoopWorker:
             batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
             at = inf
         if self._timer is not None or at != inf:
-            self._set_timer(min(at, self.collector.deadlines.next()), now)
+            self._set_timer(min(at, self.collector.next_deadline()), now)
         if self._closing and not self._busy():
             self._idle.set()
+
+    def _end_late(self, now: float) -> None:
+        """Fail the items whose timeout has passed."""
+        for item in self.collector.due(now):
+            if not item.future.done():
+                if waited := item.place is WAITING:
+                    self.collector.remove(item)
+                where = "it was still waiting for a batch" if waited else "its batch was under way"
+                limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
+                self.function.counters.count("expired")
+                item.fail(RequestTimeout(f"{self.function.name} gave no result within {limit}; {where}"))
+                if not waited:
+                    item.batch.abandon(item)
 
     def _next(self, now: float) -> tuple[list[Any], float]:
         """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""

@@ -181,7 +181,7 @@ class BatchWaiter(Waiter):
     def _result(self, seconds: float) -> BatchResult[Any]:
         """Return the results of all items, or raise the error that ended the batch."""
         stats = BatchStats(self._count, self._ok, self._failed, seconds, self._tallies.stats())
-        batch = BatchResult([result for result in self._results if result is not None], stats)
+        batch = BatchResult(list(filter(None, self._results)), stats)
         if self._prices:
             batch.priced(self._prices)
         self._results.clear()  # this object is part of reference cycles, so it lives until the next garbage collection
@@ -261,9 +261,6 @@ class BatchWaiter(Waiter):
         self._end_if_done()
 
     # Waiter, called by the loop driver
-
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy(), self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
@@ -538,10 +535,22 @@ class Tallies:
 
 
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
-    same = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
-    counts = {name: getattr(counters, name) for name in same}
-    counts |= {"answered": counters.ok, "completion_tokens": counters.output_tokens}
-    return EndpointStats(**counts, p50=latency.at(0.5), p95=latency.at(0.95), p99=latency.at(0.99), **more)
+    return EndpointStats(
+        sent=counters.sent,
+        answered=counters.ok,
+        rejected=counters.rejected,
+        retried=counters.retried,
+        hedged=counters.hedged,
+        failed=counters.failed,
+        cancelled=counters.cancelled,
+        prompt_tokens=counters.prompt_tokens,
+        completion_tokens=counters.output_tokens,
+        cached_tokens=counters.cached_tokens,
+        p50=latency.at(0.5),
+        p95=latency.at(0.95),
+        p99=latency.at(0.99),
+        **more,
+    )
 
 
 def size_of(items: object) -> int | None:

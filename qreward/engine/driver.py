@@ -84,7 +84,8 @@ class Waiter(Protocol):
     def execute(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
 
     def start(self, attempt: Attempt) -> None:
-        """Run ``LoopDriver.run_attempt`` for an attempt, in an asyncio task that has the caller's context or a copy of it."""
+        """Carry out an attempt. By default, this and the next attempts of the waiter run in a new asyncio task."""
+        self.driver.spawn(attempt, self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
@@ -387,9 +388,12 @@ class LoopDriver:
             outcome = Failure(FailureKind.UNSENDABLE, failure)
         return self.ended(attempt, outcome, batch)
 
-    def spawn(self, attempt: Attempt, context: Context, batch: Waiter | None = None) -> None:
-        """Carry out an attempt in a new asyncio task, which then carries out the next attempts of ``batch``."""
-        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=context)
+    def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
+        """Carry out an attempt in a new asyncio task, which then carries out the next attempts of ``batch``.
+
+        The asyncio task has a copy of the caller's context, so that instrumentation finds its parent span.
+        """
+        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=attempt.task.waiter.context.copy())
         self._runners[runner] = attempt
         runner.add_done_callback(self._runner_ended)
 
@@ -633,7 +637,7 @@ class Single(Waiter):
             if self._waiter is not None:
                 self._wake()
         else:  # a hedge, while the caller's own asyncio task carries out the first attempt
-            self.driver.spawn(attempt, self.context.copy())
+            self.driver.spawn(attempt)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)

@@ -14,6 +14,7 @@ import inspect
 import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from qreward.engine import background
@@ -267,19 +268,20 @@ class BlockingIterator(Iterator[T]):
     def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int) -> None:
         self._work: _Work[None] | None = None
         self._over = False
-        self._read = 0
-        self._portal = portal
-        self._pump = _Pump(source, max(1, ahead))
+        self._taken = 0
+        self._portal, self._source = portal, source
+        self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._space, self._half = asyncio.Semaphore(max(0, ahead - 1)), max(1, ahead // 2)
 
     def __next__(self) -> T:
         self._portal.refuse_own_thread()
         if self._over:
             raise StopIteration
         if self._work is None:
-            self._work = _Work(self._portal, self._pump.run(), self._pump.end)
+            self._work = _Work(self._portal, _pump(self._source, self._items, self._space), partial(self._items.put, _END))
             self._portal.begin(self._work)
         try:
-            item = self._pump.items.get()
+            item = self._items.get()
         except BaseException as error:
             self._over = True
             self._portal.give_up(self._work, error)
@@ -288,9 +290,9 @@ class BlockingIterator(Iterator[T]):
             self._over = True
             self._work.result()
             raise StopIteration
-        self._read += 1
-        if self._read % self._pump.half == 0:
-            self._portal.soon(self._pump.half_was_read)
+        self._taken += 1
+        if self._taken % self._half == 0:
+            self._portal.soon(partial(_release, self._space, self._half))
         return item
 
     def close(self) -> None:
@@ -317,35 +319,21 @@ class BlockingIterator(Iterator[T]):
             self._portal.soon(self._work.cancel)
 
 
-class _Pump(Generic[T]):
-    """The part of a ``BlockingIterator`` that runs in the event loop.
+async def _pump(source: AsyncIterable[T], items: queue.SimpleQueue[T], space: asyncio.Semaphore) -> None:
+    """Run an iteration in the event loop. It refers to no ``BlockingIterator``, so that the iterator can be freed."""
+    iterator = aiter(source)
+    try:
+        async for item in iterator:
+            items.put(item)
+            await space.acquire()
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
 
-    It holds no reference to the iterator, so that the iterator can be freed.
-    """
 
-    def __init__(self, source: AsyncIterable[T], ahead: int) -> None:
-        self._source = source
-        self._space = asyncio.Semaphore(ahead - 1)
-        self.half = max(1, ahead // 2)
-        self.items: queue.SimpleQueue[T] = queue.SimpleQueue()
-
-    async def run(self) -> None:
-        iterator = aiter(self._source)
-        try:
-            async for item in iterator:
-                self.items.put(item)
-                await self._space.acquire()
-        finally:
-            if (aclose := getattr(iterator, "aclose", None)) is not None:
-                await aclose()
-
-    def end(self) -> None:
-        self.items.put(_END)
-
-    def half_was_read(self) -> None:
-        """Make space for ``half`` more items. Called in the event loop."""
-        for _ in range(self.half):
-            self._space.release()
+def _release(space: asyncio.Semaphore, count: int) -> None:
+    for _ in range(count):
+        space.release()
 
 
 _starting = threading.Lock()

@@ -356,9 +356,6 @@ class StreamWaiter(StreamingWaiter):
 
     # called by the loop driver
 
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy())
-
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.begun and isinstance(outcome, RequestError):
             outcome = interrupted(outcome, self.text())

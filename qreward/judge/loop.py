@@ -320,9 +320,6 @@ class SingleItem(Waiter):
         else:
             self.driver.submit(CallTask(flight, None if left == inf else left))
 
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy())
-
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, CallTask)
         if task is task.flight.task:

@@ -14,7 +14,7 @@ from qreward.batching.collector import ALL, OVER, WAITING, Collector, ItemState,
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import MergeLimits, may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver, result_of
+from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import REPORTED
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchResult, Result
@@ -130,8 +130,8 @@ class MergedRequest(Task):
             self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
 
 
-class RequestMerger:
-    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``)."""
+class RequestMerger(Waiter):
+    """Merges items into requests, and receives the outcomes of these requests."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class RequestMerger:
                 self._collector.put(item)
                 if not batch and item.timeout is not None:
                     item.until = now + item.timeout
-                    self._collector.deadlines.add(item, item.until)
+                    self._collector.add_deadline(item, item.until)
         self.driver.waiters[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
@@ -231,7 +231,7 @@ class RequestMerger:
         if wanted:
             self.driver.locked(self._submit, paused)
         with engine.lock:
-            wake = self._collector.deadlines.next()
+            wake = self._collector.next_deadline()
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
@@ -270,14 +270,11 @@ class RequestMerger:
         self._timer = None
         now = self.driver.engine.clock()
         with self.driver.engine.lock:
-            late = self._collector.deadlines.due(now)
+            late = self._collector.due(now)
         self.end(late, partial(timeout_error, now), late=True)
         self._continue()
 
     # called by the loop driver
-
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy(), self)
 
     async def execute(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
@@ -378,7 +375,7 @@ class RequestMerger:
                     item.waiter.took()
                     if item.timeout is not None:
                         item.until = deadline(now, source, self._pool, item.timeout, item.waiter.opened_at)
-                        self._collector.deadlines.add(item, item.until)
+                        self._collector.add_deadline(item, item.until)
             item.attach(request)
             item.state = TaskState.SENT
         return taken

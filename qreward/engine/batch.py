@@ -1,6 +1,4 @@
-"""``BatchWaiter``, the waiter of a batch: it receives the outcomes of many tasks for one caller.
-
-The items are read from an iterable as they are needed.
+"""``BatchWaiter``, the waiter of a batch: it reads items as they are needed, and receives the outcomes of their tasks for one caller.
 
 There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
 if they are kept.
@@ -245,10 +243,9 @@ class BatchWaiter(Waiter):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Handle an exception of the caller's code: read no more items.
+        """Handle an exception of the caller's code: read no more items. ``run`` raises the first error.
 
-        ``run`` raises the first error. An exception that must end the event loop (see ``_is_only_ours``) replaces an earlier error that
-        concerns the batch alone, and ends the batch immediately.
+        An exception that must end the event loop, such as ``KeyboardInterrupt``, replaces other errors, and ends the batch immediately.
         """
         self._feed.ended = True
         if self._error is None or (_is_only_ours(self._error) and not _is_only_ours(error)):
@@ -472,10 +469,7 @@ class BatchWaiter(Waiter):
         self._end_unread(make_error)
 
     def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
-        """Give an error to each item that was not read, if the size of the input is known.
-
-        Items are handled in groups of ``MOST_AT_ONCE`` per turn of the event loop, because there may be millions.
-        """
+        """Give an error to each item that was not read, if the size of the input is known, ``MOST_AT_ONCE`` in a turn of the loop."""
         for _ in range(MOST_AT_ONCE):
             if self._size is None or self._count >= self._size or self._error is not None or self._done.done():
                 self._ending = False

@@ -1,11 +1,6 @@
-"""Each client has one ``Engine``. An engine has one ``LoopDriver`` for each event loop.
+"""``Engine``, one for each client; ``LoopDriver``, one for each event loop that uses the client; ``Single``, the waiter of a single call.
 
-The scheduler's state belongs to the client, so limits hold across all event loops and threads. The state is accessed only under the
-engine's lock, and never while the caller's code runs. Each loop driver has connections of its own, because a connection belongs to one
-event loop.
-
-Each loop driver has one timer. A queued item has no asyncio task. A single call runs its attempts in its caller's own task. A
-batch has one asyncio task for each attempt in flight. When an attempt ends, its asyncio task carries out the next attempt.
+The state of the scheduler is accessed only under the engine's lock, and never while the caller's code runs. See ``docs/design/engine.md``.
 """
 
 from __future__ import annotations
@@ -50,12 +45,8 @@ class Backend(Protocol):
 
 
 class SchedulerProtocol(Protocol):
-    """Declares the methods of a scheduler that the engine calls.
-
-    ``scheduler.scheduler.Scheduler`` (endpoints) and ``scheduler.functions.scheduler.CallScheduler`` (functions) have these methods.
-
-    After each call of a method, the engine takes the resulting commands from ``out`` and the changes of health from ``health_changes``.
-    """
+    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common. After each call of a method, the engine takes the
+    resulting commands from ``out`` and the changes of health from ``health_changes``."""
 
     out: list[Command]
     health_changes: list[HealthChange]
@@ -107,9 +98,9 @@ class Engine(Generic[S]):
     """Holds a scheduler, its lock, and the loop drivers of the event loops that use the scheduler.
 
     Args:
-        scheduler: makes all decisions; ``qreward.scheduler.scheduler.Scheduler`` for endpoints.
+        scheduler: makes all decisions.
         backend_factory: makes the backend of one event loop.
-        clock: returns monotonic seconds; replaced in tests.
+        clock: returns monotonic seconds.
         watch: receives the events of calls and attempts, or None.
     """
 
@@ -174,10 +165,7 @@ class Engine(Generic[S]):
         return value
 
     def log_health(self) -> None:
-        """Log the endpoints that went out of service or came back.
-
-        Logging happens outside the lock, because a log handler is the user's code.
-        """
+        """Log the endpoints that went out of service or came back, outside the lock, because a log handler is the user's code."""
         with self.lock:
             changes, self.scheduler.health_changes = self.scheduler.health_changes, []
         for source, reason, seconds in changes:
@@ -228,10 +216,7 @@ class Engine(Generic[S]):
             await driver.aclose()
 
     def forget(self, driver: LoopDriver) -> None:
-        """Remove a loop driver that has ended, and wake all other loop drivers.
-
-        The timer of the ended driver may have been set for work of another driver.
-        """
+        """Remove a loop driver that has ended. Its timer may have been set for work of another driver, so all others are woken."""
         self._drivers.pop(driver.loop, None)
         self._wake_all()
 
@@ -358,10 +343,7 @@ class LoopDriver:
         self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
-        """Carry out an attempt in the asyncio task ``me`` and report its outcome to the scheduler.
-
-        Returns the next attempt of ``batch``, or None.
-        """
+        """Carry out an attempt in the asyncio task ``me``, and report its outcome. Returns the next attempt of ``batch``, or None."""
         if attempt.cancel_reason is not None:  # cancelled before it began
             return self.ended(attempt, CANCELLED, batch)
         attempt.handle, before = me, me.cancelling()
@@ -372,9 +354,7 @@ class LoopDriver:
             sending = self.backend.send(attempt.source.endpoint, task.payload) if execute is None else execute(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
-            if (
-                attempt.cancel_reason is None or me.uncancel() > before
-            ):  # the caller or the loop's shutdown cancelled, not (only) the engine
+            if attempt.cancel_reason is None or me.uncancel() > before:  # not (only) the engine cancelled
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
@@ -389,10 +369,7 @@ class LoopDriver:
         return self.ended(attempt, outcome, batch)
 
     def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
-        """Carry out an attempt in a new asyncio task, which then carries out the next attempts of ``batch``.
-
-        The asyncio task has a copy of the caller's context, so that instrumentation finds its parent span.
-        """
+        """Carry out an attempt, and then the next ones of ``batch``, in a new asyncio task that has a copy of the caller's context."""
         runner = self.loop.create_task(self._run_attempts(attempt, batch), context=attempt.task.waiter.context.copy())
         self._runners[runner] = attempt
         runner.add_done_callback(self._runner_ended)
@@ -478,10 +455,7 @@ class LoopDriver:
             self.loop.call_soon_threadsafe(work)
 
     def lag(self) -> float:
-        """Return by how many seconds the event loop is late. Can be called from any thread.
-
-        Each call from another thread asks the loop for a sign of life. A timer that is overdue shows the lag of a blocked loop at once.
-        """
+        """Return by how many seconds the event loop is late: its timer is overdue, or its reply to a call from another thread is missing."""
         now = self.engine.clock()
         if threading.get_ident() == self.thread:
             self._asked_at, self._lag = None, 0.0
@@ -511,10 +485,7 @@ class LoopDriver:
             await self.backend.aclose()
 
     async def aclose(self) -> None:
-        """End unfinished work, wait until its connections are closed, and close the backend.
-
-        The driver is closed only once, even if several callers wait. A caller that is cancelled does not stop the closing.
-        """
+        """End unfinished work, and close the connections, once. A caller that is cancelled does not stop the closing."""
         await asyncio.shield(self.closing())
 
     def closing(self) -> asyncio.Task[None]:

@@ -90,14 +90,15 @@ class Portal:
             ended = work.stop()
         if not ended:
             self._exit_timeout = SHORT_GRACE
-        for note in work.cancellation_notes():
-            error.add_note(note)
+        with contextlib.suppress(BaseException):  # of work that has failed or is lost
+            try:
+                work.result()
+            except asyncio.CancelledError as cancelled:
+                for note in getattr(cancelled, "__notes__", ()):
+                    error.add_note(note)
 
     def close(self) -> None:
-        """Cancel all work and end the event loop.
-
-        Waits for this at most ``GRACE`` seconds, or ``SHORT_GRACE`` seconds if an earlier wait failed.
-        """
+        """Cancel all work and end the event loop. Waits at most ``GRACE`` seconds, or ``SHORT_GRACE`` if an earlier wait failed."""
         self.soon(self._stop.set)
         self._thread.join(self._exit_timeout)
 
@@ -130,10 +131,7 @@ class Portal:
         return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
 
     def detach_after_fork(self) -> tuple[object, ...]:
-        """Give up the parent's event loop in a forked child.
-
-        Returns the objects that must be kept, because closing them would affect the parent.
-        """
+        """Give up the parent's event loop in a forked child. Returns what must be kept, because closing it would affect the parent."""
         self._lock = threading.RLock()  # another thread of the parent may have held the old lock
         kept = (self, *(work.task for work in self.under_way))
         self._give_up()
@@ -172,10 +170,7 @@ class Portal:
 
 
 class _Work(Generic[T]):
-    """Runs a coroutine in the event loop for a waiting thread.
-
-    ``on_end`` is called when the coroutine is over, normally in the event loop.
-    """
+    """Runs a coroutine in the event loop for a waiting thread. ``on_end`` is called when it is over, normally in the event loop."""
 
     __slots__ = ("_coroutine", "_on_end", "_open", "_over", "_portal", "task")
 
@@ -223,18 +218,6 @@ class _Work(Generic[T]):
         """Cancel the work and wait ``GRACE`` seconds at most for its end. Returns False if the work has not ended."""
         self._portal.soon(self.cancel)
         return self.wait(GRACE)
-
-    def cancellation_notes(self) -> list[str]:
-        """Return the notes of the ``CancelledError`` with which the work ended."""
-        task, self.task = self.task, None
-        try:
-            if task is not None and task.cancelled():
-                task.result()
-        except asyncio.CancelledError as error:
-            return list(getattr(error, "__notes__", ()))
-        finally:
-            del task  # as in ``result``
-        return []
 
     def result(self) -> T:
         """Return the coroutine's result or raise its exception. Raises :meth:`Portal.lost_error` if the work was lost."""

@@ -73,15 +73,6 @@ class Workers:
     """Runs jobs in a pool of at most ``most`` daemon threads, hung ones included. A thread without work ends after ``idle_seconds``.
 
     A forked child starts with no threads. A job that is to see the caller's context variables is run in a copy of its context.
-
-    Example:
-        >>> workers, done = Workers(2), threading.Lock()
-        >>> done.acquire()
-        True
-        >>> workers.run(done.release)
-        True
-        >>> done.acquire(timeout=5)
-        True
     """
 
     def __init__(self, most: int = MOST, idle_seconds: float = IDLE_SECONDS) -> None:

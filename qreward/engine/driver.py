@@ -231,7 +231,7 @@ class LoopDriver:
         self.backend = backend
         self.waiters: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, bool] = {}  # each attempt from its SEND to its event -> whether it has begun in this loop
-        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # asyncio task -> the attempt that it has not begun yet
+        self._runners: set[asyncio.Task[None]] = set()  # keeps them alive, because an event loop does not
         self._idle = asyncio.Event()  # set when the last attempt ends during closing
         self._stopped = False
         self._closing: asyncio.Task[None] | None = None
@@ -371,19 +371,18 @@ class LoopDriver:
     def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in a new asyncio task that has a copy of the caller's context."""
         runner = self.loop.create_task(self._run_attempts(attempt, batch), context=attempt.task.waiter.context.copy())
-        self._runners[runner] = attempt
-        runner.add_done_callback(self._runner_ended)
+        self._runners.add(runner)
+        runner.add_done_callback(partial(self._runner_ended, attempt))
 
-    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
-        attempt = self._runners.pop(runner)
-        if attempt is not None:  # cancelled from outside before its first step
-            self.ended(attempt, CANCELLED)
+    def _runner_ended(self, first: Attempt, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if first in self._attempts:  # the asyncio task was cancelled from outside before its first step
+            self.ended(first, CANCELLED)
         report_error(runner)
 
     async def _run_attempts(self, first: Attempt, batch: Waiter | None) -> None:
         me = asyncio.current_task()
         assert me is not None
-        self._runners[me] = None
         attempt: Attempt | None = first
         turns = 0
         while attempt is not None:
@@ -455,7 +454,7 @@ class LoopDriver:
             self.loop.call_soon_threadsafe(work)
 
     def lag(self) -> float:
-        """Return by how many seconds the event loop is late: its timer is overdue, or its reply to a call from another thread is missing."""
+        """Return by how many seconds the event loop is late, with its timer or with its reply to a call of this method elsewhere."""
         now = self.engine.clock()
         if threading.get_ident() == self.thread:
             self._asked_at, self._lag = None, 0.0

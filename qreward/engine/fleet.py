@@ -139,20 +139,12 @@ class Fleet:
         self._set([*self.entries, endpoint], self.registered)
 
     def remove(self, name: str) -> None:
-        """Remove an endpoint.
-
-        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are no
-        other endpoints.
-        """
         self._check_entry(name)
         routes = [_without(route, name) if name in route.endpoints else route for route in self.registered]
         self._set([entry for entry in self.entries if entry.name != name], [route for route in routes if route is not None])
 
     def register(self, route: Route) -> None:
-        """Add a route, or replace the route with the same pattern.
-
-        Requests that are queued on the old route are served by the new route.
-        """
+        """Add a route, or replace the route with the same pattern."""
         for name in route.endpoints:
             self._check_entry(name)
         others = [other for other in self.registered if other.pattern != route.pattern]
@@ -313,10 +305,7 @@ class Fleet:
                 driver.later(partial(self._release_at, driver))
 
     def _release_at(self, driver: LoopDriver) -> None:
-        """Call ``keep`` of a driver's backend, in its event loop.
-
-        The endpoints are looked up only here, because several changes may arrive in another order than they were made.
-        """
+        """Call ``keep`` of a driver's backend, in its event loop. Several changes may arrive in another order than they were made."""
         keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
         if keep is not None:
             keep([source.endpoint for source in self.sources()])
@@ -341,10 +330,7 @@ def detach(pool: Pool | None) -> None:
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Return the names of the endpoints that were added, removed or changed, and of the settings that changed.
-
-    If the routes changed, ``"routes"`` is one of the names. The order of endpoints and routes does not matter.
-    """
+    """Return the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``."""
     old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
@@ -383,10 +369,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
 
 
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
-    """Return a concurrency limit under another configured limit.
-
-    An adaptive limit starts anew if only the old configured limit restricted it, because nothing was learned about values above that limit.
-    """
+    """Return a concurrency limit under another configured limit. An adaptive limit starts anew if only the old one restricted it."""
     if not isinstance(window, AdaptiveLimit):
         return FixedLimit(most)
     fresh = AdaptiveLimit(rng, most)
@@ -399,10 +382,7 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
 
 
 def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """Return a rate limit with another configured rate, or without a configured rate.
-
-    What was already charged to the limit stays charged.
-    """
+    """Return a rate limit with another configured rate, or without one. What was already charged stays charged."""
     rate = limit.configured if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
         rate = None

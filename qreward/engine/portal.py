@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
 A process has one portal, and one event loop for the timers of blocking calls. Each is started when it is first needed, and ended at exit. A
-forked child gets its own. This module does not depend on clients or requests. It runs any coroutines and asynchronous iterables.
+forked child gets its own.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Portal:
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an async function in the event loop and wait for it. The function sees the caller's context variables.
 
-        Many threads may call this method at once. If an event loop runs in the calling thread, that loop is blocked until the function
-        ends. If the wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has
+        If the wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has
         ended, after ``GRACE`` seconds, or at a second interrupt. The notes of the function's ``CancelledError`` are added to the interrupt.
 
         Raises:
@@ -231,17 +230,11 @@ class _Work(Generic[T]):
 
 
 class BlockingIterator(Iterator[T]):
-    """Iterates over an asynchronous iterable in blocking code.
+    """Iterates over an asynchronous iterable in blocking code. At most ``ahead`` items wait for the reader.
 
-    The whole ``async for`` runs in one task of the portal's event loop, so the iterable closes its resources in the task and context
-    in which it opened them. The task starts when the first item is requested, with a copy of the reader's context. The task runs ahead of
-    the reader by a bounded number of items. The iterable is closed when the iterator is left early: by ``close()``, by ``with``, or when
-    its last reference is dropped, for example by ``break``. ``close()`` and ``with`` also wait until the iterable is closed.
-
-    Args:
-        portal: the portal whose event loop runs the iteration.
-        source: the iterable to read.
-        ahead: maximum number of items that wait for the reader; more are fetched when half of them are read.
+    The whole ``async for`` runs in one task of the portal's event loop, which starts when the first item is requested, so the iterable
+    closes its resources in the task and context in which it opened them. The iterable is closed when the iterator is left early: by
+    ``close()``, by ``with``, or when its last reference is dropped. ``close()`` and ``with`` also wait until the iterable is closed.
 
     Raises:
         RuntimeError: the iterator was read in the portal's own thread.
@@ -342,19 +335,7 @@ def portal(name: str = PORTAL) -> Portal:
 
 
 def blocking(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Make the blocking twin of an async method, with the same signature. The twin calls the method of ``self._async`` through the portal.
-
-    Example:
-        >>> class Client:
-        ...     async def ask(self, text: str) -> str:
-        ...         return text.upper()
-        >>> class BlockingClient:
-        ...     ask = blocking(Client.ask)
-        ...     def __init__(self) -> None:
-        ...         self._async = Client()
-        >>> BlockingClient().ask("hi")
-        'HI'
-    """
+    """Make the blocking twin of an async method, with the same signature. It calls the method of ``self._async`` through the portal."""
     name = function.__name__
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -388,11 +369,7 @@ A = TypeVar("A", bound=Closable)
 
 
 class BlockingTwin(Generic[A]):
-    """Base class of the blocking twins of asynchronous objects, with ``close``, ``with`` and ``repr``.
-
-    Attributes:
-        _async: the asynchronous object.
-    """
+    """Base class of the blocking twins of asynchronous objects, with ``close``, ``with`` and ``repr``. ``_async`` is the object itself."""
 
     __slots__ = ("_async",)
 

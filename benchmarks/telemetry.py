@@ -167,7 +167,7 @@ def alone(telemetry: Telemetry | None, calls: int) -> float:
     """Return the CPU microseconds of the telemetry hooks for a call with one attempt."""
     client = QRewardClient([ENDPOINT], telemetry=telemetry)
     runtime, terms = client._runtime, RequestOptions(5)
-    watch, pool, clock = runtime.engine.watch, runtime.pool(MODEL), runtime.clock
+    watch, pool, clock = runtime.engine.watch, runtime.fleet.pool(MODEL), runtime.clock
     call, source = _call(0), pool.sources[0]
     value = call.codec.decode(BODY, call)
     answer = Answer(value, 350, 120)

@@ -17,10 +17,8 @@ from qreward.codecs.decisions.operation import PROBE, Decide
 from qreward.decisions import AnswerTable, Decision, DecisionAnswer, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Single, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.engine.single import Single
-from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.options import Arguments, preparer, request_options
 from qreward.records import AttemptRecord, added
@@ -28,7 +26,7 @@ from qreward.results import Result
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import BatchFeed, Task
+from qreward.scheduler.task import Task
 from qreward.settings.policies import Endpoint
 
 T = TypeVar("T")
@@ -201,19 +199,20 @@ class DividedItem:
 class DecisionBatch(BatchWaiter):
     """A batch of decisions. ``most`` returns the largest number of questions in a request."""
 
-    _read_at_once = 1
+    _items_at_once = 1
+    _is_one_request = False
 
     def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most, self._waited = most, waited
-        self._tallies: ItemTallies = ItemTallies()
         self._parts: dict[Task, tuple[DividedItem, int]] = {}  # the item of a part, and the place of its first question in the item
 
-    def _put(self, feed: BatchFeed, index: int, payload: WireRequest) -> None:
+    def _put(self, index: int, payload: WireRequest) -> None:
         calls = divided(payload, self._most())
         if len(calls) == 1:
-            super()._put(feed, index, payload)
+            super()._put(index, payload)
             return
+        feed = self._feed
         for task in self._tasks(DividedItem(index), 0, calls, self._request_options.timeout):
             feed.read(task)
         if feed.left is not None:
@@ -246,7 +245,7 @@ class DecisionBatch(BatchWaiter):
         calls = smaller(task.payload, result.error, result.attempts, self._most())
         if not calls:
             return False
-        self._tallies.add_request(result)
+        self._tallies.add(result)
         item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index, under_way=1), 0)
         item.under_way -= 1
         item.failed += result.attempts
@@ -255,7 +254,7 @@ class DecisionBatch(BatchWaiter):
         return True
 
     def _end_task(self, task: Task, result: Result[Any], reply: DecisionReply | None = None) -> None:
-        self._tallies.add_request(result)
+        self._tallies.add(result)
         if task in self._parts:
             item, place = self._parts.pop(task)
             item.under_way -= 1

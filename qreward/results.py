@@ -138,7 +138,7 @@ class Result(Generic[T]):
     @property
     def has_trail(self) -> bool:
         """True if an attempt failed, was rejected or was cancelled."""
-        return any(record.outcome != "ok" for record in self._trail)
+        return bool(self._trail) and any(record.outcome != "ok" for record in self._trail)
 
     def _answered(self) -> Answered:
         if self._answer is None:

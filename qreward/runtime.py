@@ -17,13 +17,11 @@ from qreward.codecs.base import WireRequest
 from qreward.deciding import DecisionBatch, DialectFinder, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
-from qreward.engine.addresses import AddressLists
-from qreward.engine.batch import BatchWaiter, size_of
-from qreward.engine.driver import Backend, LoopDriver
-from qreward.engine.fleet import Fleet
+from qreward.engine.batch import BatchWaiter, ResultSettings, size_of
+from qreward.engine.driver import Backend, LoopDriver, Single
+from qreward.engine.fleet import AddressLists, Fleet
 from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, Watcher
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.single import Single
 from qreward.engine.stalls import StallWatch
 from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
@@ -46,6 +44,8 @@ from qreward.transport.backend import HttpBackend
 T = TypeVar("T")
 Prepare = Callable[[Any], WireRequest]
 Items = Iterable[Any] | AsyncIterable[Any]
+BatchArguments = tuple[LoopDriver, Pool, Items, Prepare, RequestOptions, ResultSettings]
+"""The arguments of a ``BatchWaiter``."""
 
 
 class Runtime:
@@ -173,30 +173,22 @@ class Runtime:
 
     # requests
 
-    def driver(self) -> LoopDriver:
-        return self.engine.driver()
-
-    def pool(self, model: str) -> Pool:
-        return self.fleet.pool(model)
-
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
         return options.request_options(given, self._config.timeout) if given else self._usual
 
-    def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
-        """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`."""
+    def result_settings(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> ResultSettings:
+        """Check the options of :class:`~qreward.options.ResultOptions`, and start showing the progress of the batch."""
         deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
         route, wanted = self.look.for_progress(lambda: [pool]), given.get("progress")
         progress = start_progress(wanted, size_of(items), title=title, route=route, prices=prices, clock=self.clock)
-        keep = given.get("keep_results", True)
-        return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
+        return ResultSettings(deadline, on_result, progress, prices, given.get("keep_results", True))
 
-    def _batch(self, model: str, items: Items, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the waiter of a batch, apart from ``prepare``. Raises ``NoEndpoint`` and ``ConfigError``."""
-        pool = self.fleet.pool(model)
-        shared = {"driver": self.driver(), "pool": pool, "items": items, "request_options": self.request_options(given)}
-        return shared | self.collecting(given, pool, items, model)
+    def _batch(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchArguments:
+        """Return the arguments of the waiter of a batch. Raises ``NoEndpoint`` and ``ConfigError``."""
+        pool, request_options = self.fleet.pool(model), self.request_options(given)
+        return self.engine.driver(), pool, items, prepare, request_options, self.result_settings(given, pool, items, model)
 
     def one(self, call: WireRequest, request_options: RequestOptions) -> Coroutine[Any, Any, Result[Any]]:
         """Return the coroutine that sends one request. Each caller of many holds one object less than with a coroutine of this method."""
@@ -204,12 +196,12 @@ class Runtime:
         return waiter.result(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
 
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        return await BatchWaiter(prepare=prepare, **self._batch(model, items, given)).run()
+        return await BatchWaiter(*self._batch(prepare, model, items, given)).run()
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
         """Send one decision, in several requests if needed. If all requests fail, raises the error of the first request."""
         model, began = call.model, self.clock()
-        pool, dialects = self.pool(model), self.dialects
+        pool, dialects = self.fleet.pool(model), self.dialects
         if model not in dialects.most:
             request_options = await self._find_dialects(pool, model, request_options)
             began = self.clock()
@@ -220,15 +212,15 @@ class Runtime:
                 return cast("Decision", result.value)
             count = (count + 1) // 2
         timeout = request_options.timeout
-        arguments = self._batch(model, [call], {"deadline": timeout, "progress": False}) | {"request_options": request_options}
-        waited = self.clock() - began
-        batch = DecisionBatch(prepare=lambda call: call, most=lambda: min(most(), count), waited=waited, **arguments)
+        settings = ResultSettings(timeout)
+        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, settings
+        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), waited=self.clock() - began)
         (result,) = await batch.run()
         return in_time(result, timeout)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
         began, timeout = self.clock(), request_options.timeout
-        await self.dialects.find(self.driver(), pool, model, timeout)
+        await self.dialects.find(self.engine.driver(), pool, model, timeout)
         if timeout is None:
             return request_options
         left = timeout - (self.clock() - began)
@@ -240,30 +232,27 @@ class Runtime:
 
     async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
         """Send the decisions of a batch. The questions of a decision are divided among several requests if needed."""
-        began, pool = self.clock(), self.pool(model)
+        began, pool = self.clock(), self.fleet.pool(model)
         deadline = options.seconds("deadline", given.get("deadline"))
         options.callback("on_result", given.get("on_result"))
         self.request_options(given)
         if model not in self.dialects.most:
-            await self.dialects.find(self.driver(), pool, model, deadline)
+            await self.dialects.find(self.engine.driver(), pool, model, deadline)
         most, waited = partial(self.dialects.most_questions, pool, model), self.clock() - began
-        return await DecisionBatch(prepare=prepare, most=most, waited=waited, **self._batch(model, items, given)).run()
+        return await DecisionBatch(*self._batch(prepare, model, items, given), most=most, waited=waited).run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""
-        pool = self.pool(spec.blank.model)
+        pool = self.fleet.pool(spec.blank.model)
         if not calls:
             return []
-        driver = self.driver()
+        driver = self.engine.driver()
         waiter = ItemWaiter(driver)
         items = [MergedItem(call, pool, request_options, waiter, index) for index, call in enumerate(calls)]
         return await waiter.results(self._merger(driver, pool, spec, request_options.tenant, spec.key(calls[0])), items)
 
     async def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        arguments = self._batch(spec.blank.model, items, given)
-        tenant = arguments["request_options"].tenant
-        find = partial(self._merger, arguments["driver"], arguments["pool"], spec, tenant)
-        return await MergedBatchWaiter(prepare=spec.call, spec=spec, find=find, **arguments).run()
+        return await MergedBatchWaiter(*self._batch(spec.call, spec.blank.model, items, given), spec=spec, find=self._merger).run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Return the merger of items that may share a request. The merger is created for the first item and removed after the last item."""
@@ -283,11 +272,11 @@ class Runtime:
     def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
         """Return the stream of one request. Nothing is sent until the stream is used. Raises ``NoEndpoint``."""
         request_options = self.request_options({"on_interrupt": "raise", **given})
-        self.pool(call.model)
+        self.fleet.pool(call.model)
 
         def begin() -> StreamWaiter:
-            waiter = StreamWaiter(self.driver())
-            waiter.submit(request_options.task(call, self.pool(call.model), waiter, 0))
+            waiter = StreamWaiter(self.engine.driver())
+            waiter.submit(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
             return waiter
 
         return Stream(begin, restarts=request_options.restarts)
@@ -299,8 +288,8 @@ class Runtime:
         most = options.count("max_concurrent_streams", given.get("max_concurrent_streams", 0))
         on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
         options.seconds("deadline", given.get("deadline"))
-        self.pool(model)
-        begin = lambda: BatchStreamWaiter(prepare=prepare, most=most, **self._batch(model, items, given))  # noqa: E731
+        self.fleet.pool(model)
+        begin = lambda: BatchStreamWaiter(*self._batch(prepare, model, items, given), most=most)  # noqa: E731
         return BatchStream(begin, on_stream_error, restarts=restarts)
 
 

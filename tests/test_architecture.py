@@ -17,7 +17,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("callables", "records", "errors", "results", "decisions", "observers", "settings", "spelling"),
     ("scheduler", "quota.ledger"),
     ("codecs",),
-    ("transport", "engine.background", "engine.threads"),
+    ("transport", "engine.background"),
     ("engine", "quota"),
     (
         "options",

@@ -14,8 +14,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
+from qreward.engine.background import MOST, Job
 from qreward.engine.portal import Portal
-from qreward.engine.threads import MOST, Job
 from qreward.functions.calls import Inbox, Time, replaced_time
 from qreward.testing import Deadlock
 from qreward.testing.virtual_time import VirtualTimeLoop

@@ -9,9 +9,9 @@ from math import inf
 from typing import Any
 
 from qreward.engine import batch as bulk
-from qreward.engine.driver import Engine
+from qreward.engine.batch import ResultSettings
+from qreward.engine.driver import Engine, Single
 from qreward.engine.fleet import Fleet
-from qreward.engine.single import Single
 from qreward.errors import QRewardError
 from qreward.scheduler.outcome import Answer, Failure, Outcome
 from qreward.scheduler.source import Source
@@ -104,15 +104,7 @@ class ShellWorld(Stage):
             told += 1
 
         pool, options = self._fleet.pool(MODEL), RequestOptions(Priority.NORMAL)
-        what: dict[str, Any] = {
-            "request_options": options,
-            "deadline": None,
-            "on_result": count,
-            "progress": None,
-            "prices": {},
-            "keep": False,
-        }
-        sink = Bulk(self._engine.driver(), pool, jobs, _as_it_is, **what)
+        sink = Bulk(self._engine.driver(), pool, jobs, _as_it_is, options, ResultSettings(on_result=count, keep=False))
         sink.ledger = jobs
         stats = (await sink.run()).stats
         if not stats.items == stats.ok + stats.failed == told == jobs.ended:

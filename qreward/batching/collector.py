@@ -99,47 +99,15 @@ def _order(item: Any) -> tuple[float, int]:
     return item.arrived + item.level * AGEING, item.number
 
 
-class Deadlines:
-    """Holds the deadlines of waiting and taken items in a heap. Entries of items in the state ``OVER`` are removed from time to time."""
-
-    __slots__ = ("_entries", "_most")
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Any]] = []
-        self._most = SWEEP
-
-    def add(self, item: Any, deadline: float) -> None:
-        heappush(self._entries, (deadline, item.number, item))
-        if len(self._entries) > self._most:
-            self._entries = [entry for entry in self._entries if entry[2].place is not OVER]
-            heapify(self._entries)
-            self._most = 2 * len(self._entries) + SWEEP
-
-    def next(self) -> float:
-        """Return the earliest deadline of an item that is not over, or inf."""
-        entries = self._entries
-        while entries and entries[0][2].place is OVER:
-            heappop(entries)
-        return entries[0][0] if entries else inf
-
-    def due(self, now: float) -> list[Any]:
-        """Remove all items whose deadline has passed. Return the removed items that are not over."""
-        late: list[Any] = []
-        while self._entries and self._entries[0][0] <= now:
-            item = heappop(self._entries)[2]
-            if item.place is not OVER:
-                late.append(item)
-        return late
-
-
 class Collector:
     """Holds the items that wait, one :class:`KeyQueue` for each key, and the deadlines of waiting and taken items."""
 
-    __slots__ = ("_keys", "_numbers", "deadlines", "waiting")
+    __slots__ = ("_deadlines", "_keys", "_most_deadlines", "_numbers", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.deadlines = Deadlines()
+        self._deadlines: list[tuple[float, int, Any]] = []  # a heap, from which items that are over are removed from time to time
+        self._most_deadlines = SWEEP
         self._keys: dict[Hashable, KeyQueue] = {}
         self._numbers = count()
 
@@ -157,7 +125,7 @@ class Collector:
         queue.cost += item.cost
         self.waiting += 1
         if item.deadline != inf:
-            self.deadlines.add(item, item.deadline)
+            self.add_deadline(item, item.deadline)
 
     def put_back(self, taken: Iterable[Any]) -> None:
         """Put taken items back to their original positions. Items that are over are skipped."""
@@ -198,12 +166,24 @@ class Collector:
             queue.dead = 0
         self._close_if_empty(queue)
 
+    def add_deadline(self, item: Any, deadline: float) -> None:
+        heappush(self._deadlines, (deadline, item.number, item))
+        if len(self._deadlines) > self._most_deadlines:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].place is not OVER]
+            heapify(self._deadlines)
+            self._most_deadlines = 2 * len(self._deadlines) + SWEEP
+
+    def next_deadline(self) -> float:
+        """Return the earliest deadline of an item that is not over, or inf."""
+        while self._deadlines and self._deadlines[0][2].place is OVER:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else inf
+
     def due(self, now: float) -> list[Any]:
-        """Return each item whose deadline has passed, once. Waiting items are removed. Taken items keep their state."""
-        late = self.deadlines.due(now)
-        for item in late:
-            if item.place is WAITING:
-                self.remove(item)
+        """Return each waiting or taken item whose deadline has passed, once."""
+        late: list[Any] = []
+        while self.next_deadline() <= now and self._deadlines:
+            late.append(heappop(self._deadlines)[2])
         return late
 
     def queues(self) -> list[KeyQueue]:

@@ -5,16 +5,26 @@ from __future__ import annotations
 import inspect
 import io
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import cached_property, wraps
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from qreward.batching.in_flight import BatchFunction
-from qreward.batching.queue import BatchQueue
+from qreward.batching.queue import BatchQueue, Results, Yields
 from qreward.batching.ray_serve import StartTimes
-from qreward.batching.settings import BatchSettings, Options, checked
-from qreward.batching.typing import BatchDecorator
+from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
 from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+S = TypeVar("S")
+R = TypeVar("R")
+S_contra = TypeVar("S_contra", contravariant=True)
+Made_co = TypeVar("Made_co", covariant=True)
+P = ParamSpec("P")
+One: TypeAlias = Coroutine[Any, Any, R]
+Stream: TypeAlias = AsyncGenerator[R, None]
 
 BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches", "batch_size_fn")
 """Settings that may follow the function by position, as in ``batch(None, 16)``."""
@@ -116,6 +126,81 @@ class DecoratedQueue(BatchQueue[Any, Any]):
             for batch in list(worker.batches):
                 batch.task.print_stack(file=text)
         return text.getvalue()
+
+
+# The types for type checkers: parameters of type ``list[T]`` become parameters of type ``T``.
+
+
+class Controls(Protocol):
+    """The attributes of a batched function. If the function is a method, these attributes apply to the queues of all instances."""
+
+    __name__: str
+    __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]: ...
+
+    @staticmethod
+    def set_max_batch_size(size: int, /) -> None: ...
+    @staticmethod
+    def set_batch_wait_timeout_s(seconds: float, /) -> None: ...
+    @staticmethod
+    def set_max_concurrent_batches(batches: int, /) -> None: ...
+    @staticmethod
+    def change(**settings: Unpack[Options]) -> None: ...
+    @staticmethod
+    def stats() -> QueueStats: ...
+    @staticmethod
+    async def close(drain: bool = True) -> None: ...
+
+
+class Batched(Controls, Protocol[P, Made_co]):
+    """The type of a batched function, and of a batched method that is accessed on an instance."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
+
+
+class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
+    """The type of a batched method that is accessed on its class."""
+
+    def __call__(self, instance: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
+    @overload
+    def __get__(self, instance: None, owner: type[Any], /) -> BatchedMethod[S_contra, P, Made_co]: ...
+    @overload
+    def __get__(self, instance: S_contra, owner: type[Any] | None = None, /) -> Batched[P, Made_co]: ...
+
+
+class BatchDecorator(Protocol):
+    """The type of ``batch``, and of the decorator that a call of ``batch`` with settings returns."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, function: None = None, /, *first: Any, **settings: Unpack[Options]) -> BatchDecorator: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], Yields[R]], /) -> Batched[[A], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A], list[B], list[C]], Yields[R]], /) -> Batched[[A, B, C], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A], list[B]], Yields[R]], /) -> BatchedMethod[S, [A, B], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[..., Yields[R]], /) -> Batched[..., Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], Results[R]], /) -> Batched[[A], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A], list[B]], Results[R]], /) -> Batched[[A, B], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A], list[B], list[C]], Results[R]], /) -> Batched[[A, B, C], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A]], Results[R]], /) -> BatchedMethod[S, [A], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A], list[B]], Results[R]], /) -> BatchedMethod[S, [A, B], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[..., Results[R]], /) -> Batched[..., One[R]]: ...
 
 
 def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:

@@ -19,7 +19,7 @@ from qreward.batching.collector import OVER, TAKEN, Item, halves
 from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchCounters, BatchSettings
 from qreward.callables import FunctionKind, kind_of, name_of
-from qreward.engine.threads import SHARED
+from qreward.engine.background import SHARED
 from qreward.errors import ConfigError, QueueFull, RequestError, RequestTimeout
 
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -7,18 +7,17 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
 from qreward.batching.in_flight import BatchFunction, BatchStreamReader, InFlightBatch, PendingItem, StreamBatch, caller_stream, too_large
 from qreward.batching.ray_serve import record_batch
 from qreward.batching.settings import BatchRecord, BatchSettings, Options, QueueStats, check_seconds, checked
-from qreward.batching.typing import Results, Yields
 from qreward.callables import FunctionKind, show_keywords
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
 from qreward.settings.policies import Priority, priority_level
@@ -26,6 +25,10 @@ from qreward.settings.policies import Priority, priority_level
 _log = logging.getLogger("qreward")
 T = TypeVar("T")
 R = TypeVar("R")
+Listed: TypeAlias = Sequence[R | Exception]
+"""One result for each item. An exception in the list is raised for the caller of its item."""
+Results: TypeAlias = Awaitable[Listed[R]] | Listed[R]
+Yields: TypeAlias = AsyncIterator[Listed[R]]
 NORMAL = Priority.NORMAL
 LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks. In each check, ``close`` tests whether the event loop of another thread is still running."""
@@ -362,15 +365,7 @@ class LoopWorker:
             return
         now, at = self.clock(), inf
         if self._timer is not None:  # a timer is set while any item has a deadline
-            for item in self.collector.due(now):
-                if not item.future.done():
-                    waited = item.place is OVER
-                    where = "it was still waiting for a batch" if waited else "its batch was under way"
-                    limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
-                    self.function.counters.count("expired")
-                    item.fail(RequestTimeout(f"{self.function.name} gave no result within {limit}; {where}"))
-                    if not waited:
-                        item.batch.abandon(item)
+            self._end_late(now)
         while self.collector.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
             items, at = self._next(now)
             if not items:
@@ -385,9 +380,22 @@ class LoopWorker:
             batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
             at = inf
         if self._timer is not None or at != inf:
-            self._set_timer(min(at, self.collector.deadlines.next()), now)
+            self._set_timer(min(at, self.collector.next_deadline()), now)
         if self._closing and not self._busy():
             self._idle.set()
+
+    def _end_late(self, now: float) -> None:
+        """Fail the items whose timeout has passed."""
+        for item in self.collector.due(now):
+            if not item.future.done():
+                if waited := item.place is WAITING:
+                    self.collector.remove(item)
+                where = "it was still waiting for a batch" if waited else "its batch was under way"
+                limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
+                self.function.counters.count("expired")
+                item.fail(RequestTimeout(f"{self.function.name} gave no result within {limit}; {where}"))
+                if not waited:
+                    item.batch.abandon(item)
 
     def _next(self, now: float) -> tuple[list[Any], float]:
         """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""

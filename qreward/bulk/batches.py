@@ -12,7 +12,7 @@ from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchWaiter, ResultSettings
 from qreward.errors import (
     BadRequest,
     BatchCancelled,
@@ -31,7 +31,7 @@ from qreward.results import EndpointStats, Result, Usage, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.task import Attempt, BatchFeed
+from qreward.scheduler.task import Attempt
 
 WAITING = 1024
 """Maximum number of lines in a queue. The input is not read further while a line has to wait for room in its queue."""
@@ -76,17 +76,17 @@ class LineQueue(asyncio.Queue["Entry | None"]):
 class ModelBatch(BatchWaiter):
     """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
-    def __init__(self, run: LineRun, model: str, pool: Pool) -> None:
+    def __init__(self, run: LineRun, pool: Pool) -> None:
         runtime, self.queue = run.runtime, LineQueue(run.read_on)
-        collecting = runtime.collecting({"on_result": self._on_line, "progress": False, "keep_results": False}, pool, (), model)
-        super().__init__(runtime.driver(), pool, self.queue, lambda entry: entry.content, request_options=run.request_options, **collecting)
+        settings = ResultSettings(on_result=self._on_line, keep=False)
+        super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
         self._bulk = run
         self.execute = self._send
         self._entries: dict[int, Entry] = {}
 
-    def _add(self, feed: BatchFeed, item: Any) -> None:
-        self._entries[self._read] = item
-        super()._add(feed, item)
+    def _add(self, item: Any) -> None:
+        self._entries[self._count] = item
+        super()._add(item)
 
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
@@ -259,14 +259,14 @@ class LineRun:
             self._sent += 1
             self._sent_again += key in self._journal.unfinished
 
-    def _batch_of(self, entry: Any, kind: Any) -> Any:
-        """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it; ``entry`` is its first line."""
+    def _batch_of(self, kind: Any) -> Any:
+        """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it."""
         batch = self._batches.get(kind)
         if batch is None:
             if isinstance(kind, type):  # provider batches
                 batch = kind(self, self._journal)
             else:
-                batch = ModelBatch(self, entry.content.model, kind) if self._scorer is None else ScorerBatch(self, self._scorer)
+                batch = ModelBatch(self, kind) if self._scorer is None else ScorerBatch(self, self._scorer)
             self._batches[kind] = batch
             self._begin(batch.run())
         return batch

@@ -83,7 +83,7 @@ def _add(found: DryRun, runtime: Runtime, call: WireRequest, *, takes_batches: b
     plan = found.models.get(call.model)
     if plan is None:
         at_provider = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
-        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in at_provider or runtime.pool(call.model).sources))
+        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in at_provider or runtime.fleet.pool(call.model).sources))
     prompt, output = call.codec.estimate_tokens(call)
     plan.requests += 1
     plan.prompt_tokens += prompt

@@ -220,11 +220,11 @@ class KeyedRun(LineRun):
                 return future
             self._reader.read(line, entry)
             if self._scorer is None:
-                pool = self.runtime.pool(entry.content.model)
+                pool = self.runtime.fleet.pool(entry.content.model)
         except QRewardError as error:
             self.fail(entry, error)
             return future
-        self._batch_of(entry, pool).queue.put_nowait(entry)
+        self._batch_of(pool).queue.put_nowait(entry)
         return future
 
     def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:

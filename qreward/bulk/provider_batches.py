@@ -23,7 +23,7 @@ from qreward.bulk.journal import CONTINUE, Journal
 from qreward.bulk.provider import BatchApi, BatchObject, CallFailed, HeldBatch, ResultLine
 from qreward.bulk.requests import Entry
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
-from qreward.engine.snapshots import Tallies
+from qreward.engine.batch import Tallies
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError
 from qreward.records import AttemptRecord
 from qreward.results import EndpointStats, Result, with_trail

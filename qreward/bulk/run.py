@@ -82,7 +82,7 @@ class BulkRun(LineRun):
         chunks = self._source.chunks()
         try:
             if self._journal.held:
-                self._batch_of(None, ProviderBatches)
+                self._batch_of(ProviderBatches)
             while chunk := await asyncio.to_thread(next, chunks, None):
                 first = self._read
                 for ordinal in self._settings.in_shard(range(first, first + len(chunk))):
@@ -121,7 +121,7 @@ class BulkRun(LineRun):
         if reserved is None:
             return
         entry.reserved = reserved
-        batch = self._batch_of(entry, kind)
+        batch = self._batch_of(kind)
         while batch.queue.qsize() >= WAITING and self._reason is None:
             self.read_on.clear()
             await self.read_on.wait()
@@ -134,7 +134,7 @@ class BulkRun(LineRun):
         if at_provider and takes_batches and url_of(call) in URLS:
             return ProviderBatches, [each.name for each in at_provider]
         try:
-            pool = self.runtime.pool(call.model)
+            pool = self.runtime.fleet.pool(call.model)
         except NoEndpoint as error:
             if not at_provider:
                 raise

@@ -14,7 +14,7 @@ from typing import Any
 
 from qreward.cli.arguments import add_timeout
 from qreward.cli.diagnose import ScorerModel, endpoints_by_pattern, examine
-from qreward.engine.addresses import resolved
+from qreward.engine.fleet import resolved
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import (
     SCORERS,

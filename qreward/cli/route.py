@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from qreward.client import QRewardClient
-from qreward.engine.addresses import resolved
+from qreward.engine.fleet import resolved
 from qreward.errors import NoEndpoint
 from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.routing import is_glob, matches

@@ -17,9 +17,8 @@ from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
-from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
-from qreward.live.snapshot import Snapshot
+from qreward.live.snapshot import Snapshot, stats_of
 from qreward.options import (
     DEFAULT,
     Arguments,

@@ -1,6 +1,4 @@
-"""``BatchWaiter``, the waiter of a batch: it receives the outcomes of many tasks for one caller.
-
-The items are read from an iterable as they are needed.
+"""``BatchWaiter``, the waiter of a batch: it reads items as they are needed, and receives the outcomes of their tasks for one caller.
 
 There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
 if they are kept.
@@ -9,20 +7,21 @@ if they are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from qreward.engine.background import report_error
-from qreward.engine.driver import LoopDriver, Waiter
-from qreward.engine.snapshots import Tallies, result_of
+from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BadRequest, BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError
-from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
+from qreward.records import retries
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.source import Source
+from qreward.scheduler.source import Source, SourceCounters
+from qreward.scheduler.stats import LatencyStats, Quantiles
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
 from qreward.scheduler.why import said, subject_of
 
@@ -55,6 +54,24 @@ class BatchProgress(Protocol):
     def close(self) -> None: ...
 
 
+class ResultSettings(NamedTuple):
+    """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`.
+
+    Attributes:
+        deadline: seconds after which unfinished items fail with ``DeadlineExceeded``, or None.
+        on_result: called in the event loop with each result as soon as it is known, or None.
+        progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
+        prices: endpoint name -> US dollars for a million prompt and completion tokens.
+        keep: keep the results; if False, ``BatchWaiter.run`` returns an empty batch with its statistics.
+    """
+
+    deadline: float | None = None
+    on_result: Callable[[Result[Any]], object] | None = None
+    progress: BatchProgress | None = None
+    prices: Mapping[str, tuple[float, float]] = {}
+    keep: bool = True
+
+
 class BatchWaiter(Waiter):
     """Reads the items of one batch, and receives the outcomes of their tasks.
 
@@ -64,12 +81,9 @@ class BatchWaiter(Waiter):
         items: the input, which is read once, and only as fast as its items are sent.
         prepare: see ``Prepare``.
         request_options: options of each item.
-        deadline: seconds after which unfinished items fail with ``DeadlineExceeded``, or None.
-        on_result: called in the event loop with each result as soon as it is known.
-        progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
-        prices: endpoint name -> US dollars for a million prompt and completion tokens.
-        keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
+        settings: how the results are collected.
         calls: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
+        size: number of items, if ``items`` does not know it.
 
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
     another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
@@ -77,7 +91,8 @@ class BatchWaiter(Waiter):
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
     _numbers = count(1)
-    _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
+    _is_one_request = True  # an item is one request; otherwise a subclass adds the requests of an item to ``_tallies``
+    _items_at_once = MOST_AT_ONCE  # items that are taken before ``_room`` is asked again; 1 if an item may need several tasks
     _unit = "items"
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
@@ -87,32 +102,33 @@ class BatchWaiter(Waiter):
         pool: Pool,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Prepare,
-        *,
         request_options: RequestOptions,
-        deadline: float | None,
-        on_result: Callable[[Result[Any]], object] | None,
-        progress: BatchProgress | None,
-        prices: Mapping[str, tuple[float, float]],
-        keep: bool,
+        settings: ResultSettings,
         calls: Mapping[Pool, int | None] | None = None,
+        size: int | None = None,
     ) -> None:
         self.driver, self.number = driver, next(self._numbers)
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
-        self._deadline, self._on_result, self._keep = deadline, on_result, keep
-        self._progress, self._prices = progress, prices
+        self._deadline, self._on_result, self._progress, self._prices, self._keep = settings
         self._beat: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self.context = copy_context()
-        self._size = size_of(items)
+        self._size = size_of(items) if size is None else size
         self._is_async = hasattr(items, "__aiter__")
         self._items: Any = aiter(items) if self._is_async else iter(items)  # type: ignore[arg-type]
-        self._read = 0  # items taken from the input
+        self._count = self._ok = self._failed = 0  # items that were read; results without and with an error
         self._results: list[Result[Any] | None] = []
-        self._calls: Mapping[Pool, int | None] = calls or {pool: 1}
+        self._feeds: dict[Pool, BatchFeed] = {}
+        level, timeout, _, tenant, *_ = request_options
+        for each, sent in (calls or {pool: 1}).items():
+            left = None if self._size is None or sent is None else self._size * sent
+            self._feeds[each] = BatchFeed(each, level, self, driver.engine.clock(), tenant, timeout, left=left)
+        self._feed = self._feeds[pool]
         self._live: dict[Any, None] = {}  # tasks without an outcome; in a subclass, items without a result
         self._ending = False  # items that were not read are being failed with an error
         self._tallies = Tallies()
         self._error: BaseException | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None  # reads an asynchronous input
         self._done = driver.loop.create_future()
         if self._is_async:
             self._wanted = asyncio.Event()
@@ -128,11 +144,13 @@ class BatchWaiter(Waiter):
         driver, clock = self.driver, self.driver.engine.clock
         began = clock()
         self._fill_until = began + FILL
-        self._feeds = {pool: self._new_feed(pool, count, began) for pool, count in self._calls.items()}
-        self._feed = self._feeds[self._pool]
-        expiry = driver.loop.call_later(self._deadline - self._waited, self._expire) if self._deadline is not None else None
+        for feed in self._feeds.values():
+            if feed is not self._feed:
+                driver.locked(driver.engine.scheduler.attend, feed)
+        if self._deadline is not None:
+            self._expiry = driver.loop.call_later(self._deadline - self._waited, self._expire)
         if self._is_async:
-            self._reader = driver.loop.create_task(self._read_async(self._items))
+            self._reader = driver.loop.create_task(self._read_async())
             self._reader.add_done_callback(report_error)
         driver.waiters[self] = None
         try:
@@ -140,13 +158,13 @@ class BatchWaiter(Waiter):
                 self._show_progress()
             # the first tasks are handed over with the batch; if they are read later, ``refill`` follows without a request for them
             self._feed.more_requested = not self.read(self._feed)
-            driver.open(self._feed)
+            driver.locked(driver.engine.scheduler.open, self._feed)
             await self._done
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
-            driver.later(partial(self._leave, expiry))
+            driver.later(self._leave)
             raise
         except BaseException as interrupt:
-            self._leave(expiry)
+            self._leave()
             interrupt.add_note(self._so_far())
             self._error = interrupt
             await self._close_input()
@@ -154,10 +172,14 @@ class BatchWaiter(Waiter):
                 raise self._error from interrupt
             self._error = None
             raise
-        self._leave(expiry)
+        self._leave()
         await self._close_input()
-        stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
-        batch = BatchResult([result for result in self._results if result is not None], stats)
+        return self._result(clock() - began)
+
+    def _result(self, seconds: float) -> BatchResult[Any]:
+        """Return the results of all items, or raise the error that ended the batch."""
+        stats = BatchStats(self._count, self._ok, self._failed, seconds, self._tallies.stats())
+        batch = BatchResult(list(filter(None, self._results)), stats)
         if self._prices:
             batch.priced(self._prices)
         self._results.clear()  # this object is part of reference cycles, so it lives until the next garbage collection
@@ -167,27 +189,21 @@ class BatchWaiter(Waiter):
         if not _is_only_ours(error):
             raise error
         what = f"{type(error).__name__}: {error}"
-        raise BatchInterrupted(f"the batch stopped after {self._read} {self._unit} ({what}); .results holds what is done", batch) from error
-
-    def _new_feed(self, pool: Pool, count: int | None, now: float) -> BatchFeed:
-        options = self._request_options
-        left = None if self._size is None or count is None else self._size * count
-        feed = BatchFeed(pool, options.level, self, now, options.tenant, options.timeout, left=left)
-        if pool is not self._pool:
-            self.driver.locked(self.driver.engine.scheduler.attend, feed)
-        return feed
+        raise BatchInterrupted(
+            f"the batch stopped after {self._count} {self._unit} ({what}); .results holds what is done", batch
+        ) from error
 
     def _so_far(self) -> str:
         """Return the note that is added to the exception when a batch is cancelled, for example by Ctrl-C."""
-        done = self._tallies.ok + self._tallies.failed
+        done = self._ok + self._failed
         items = f"{done} items" if self._size is None else f"{done} of {self._size} items"
         kept = "on_result received each of them" if self._on_result else "their results are lost; on_result receives each result at once"
         return f"{items} were done when the batch was given up; {kept}"
 
-    def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
+    def _leave(self) -> None:
         del self.driver.waiters[self]
-        if expiry is not None:
-            expiry.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._reader is not None:
             self._reader.cancel()
         self._give_up()
@@ -210,10 +226,9 @@ class BatchWaiter(Waiter):
 
     def progress_at(self, now: float) -> dict[str, Any]:
         """Return the progress of the batch. Can be called from any thread."""
-        ok, failed = self._tallies.ok, self._tallies.failed
+        ok, failed = self._ok, self._failed
         counts = {"ok": ok, "failed": failed, "done": ok + failed, "total": self._size, "in_flight": len(self._live)}
-        feed: BatchFeed | None = getattr(self, "_feed", None)
-        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": 0.0 if feed is None else now - feed.opened_at}
+        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": max(0.0, now - self._feed.opened_at)}
 
     # guarded calls of the caller's code
 
@@ -228,10 +243,9 @@ class BatchWaiter(Waiter):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Handle an exception of the caller's code: read no more items.
+        """Handle an exception of the caller's code: read no more items. ``run`` raises the first error.
 
-        ``run`` raises the first error. An exception that must end the event loop (see ``_is_only_ours``) replaces an earlier error that
-        concerns the batch alone, and ends the batch immediately.
+        An exception that must end the event loop, such as ``KeyboardInterrupt``, replaces other errors, and ends the batch immediately.
         """
         self._feed.ended = True
         if self._error is None or (_is_only_ours(self._error) and not _is_only_ours(error)):
@@ -244,9 +258,6 @@ class BatchWaiter(Waiter):
         self._end_if_done()
 
     # Waiter, called by the loop driver
-
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy(), self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
@@ -269,7 +280,8 @@ class BatchWaiter(Waiter):
 
     def _close_feeds(self) -> list[Task]:
         """Close the feeds, and return the tasks that waited in them."""
-        return [task for feed in self._feeds.values() for task in self.driver.close_feed(feed)]
+        with self.driver.engine.lock:
+            return [task for feed in self._feeds.values() for task in self.driver.engine.scheduler.close_feed(feed)]
 
     def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:
         """End everything unfinished with an error, or forget it, because no caller waits for it."""
@@ -287,9 +299,59 @@ class BatchWaiter(Waiter):
             self._wanted.set()
             return False
         if feed.failing is None or feed.ended:
-            return self._read_now(feed)
-        self.driver.loop.call_soon(self._read_on, feed)  # items fail as they are read, so the whole input could be read in one turn
+            return self._take(feed)
+        self.driver.loop.call_soon(self._read_later, feed)  # items fail as they are read, so the whole input could be read in one turn
         return False
+
+    def _read_later(self, feed: BatchFeed) -> None:
+        if not feed.ended and self._take(feed):
+            self.driver.refill(feed)
+
+    def _take(self, feed: BatchFeed) -> bool:
+        """Take items from the input, because a feed needs tasks. Returns False if ``LoopDriver.refill`` is called later."""
+        if len(self._feeds) == 1:
+            return self._take_items()
+        if self._feed.ended or self._room() > 0:  # otherwise the queue of another pool is full, and nothing is read
+            if not self._take_items() and self._feed.ahead():
+                return False
+            self._hand_out(but=feed)
+            return feed.ahead() > 0 or feed.failing is not None
+        return feed.ahead() > 0
+
+    def _take_items(self) -> bool:
+        """Take as many items as there is room for. Returns False if more are taken in the next turn of the event loop."""
+        feed = self._feed
+        left = MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE
+        try:
+            while not feed.ended and (most := min(left, self._room(), self._items_at_once)) > 0:
+                left -= most
+                before = self._count
+                for item in islice(self._items, most):
+                    self._add(item)
+                    if feed.ended:  # by an error
+                        break
+                else:
+                    feed.ended = self._count - before < most
+        except BaseException as error:  # items that were read before are still finished
+            self._fail(error)
+        if feed.ended:
+            self._end_if_done()
+            return True
+        # a new batch whose prompts have prefixes sends nothing yet, so that endpoints find many items of a group
+        is_filling = feed.read_ahead > READ_AHEAD and self._room() > 0 and self.driver.engine.clock() < self._fill_until
+        if feed.failing is not None or (feed.ahead() and not is_filling):
+            return True
+        with self.driver.engine.lock:
+            feed.take_in()
+        self.driver.loop.call_soon(self._read_later, feed)
+        return False
+
+    def _room(self) -> int:
+        """Return the number of items that may be read now. With several feeds, the shortest queue counts, while no queue is too long."""
+        if len(self._feeds) == 1:
+            return self._feed.read_ahead - self._feed.ahead()
+        waiting = [each.ahead() for each in self._feeds.values()]
+        return max(each.read_ahead for each in self._feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
     def _hand_out(self, but: BatchFeed | None = None) -> None:
         """Hand over the tasks that were read for the feeds, except for one feed."""
@@ -297,110 +359,45 @@ class BatchWaiter(Waiter):
             if feed is not but and feed.incoming:
                 self.driver.refill(feed)
 
-    def _read_now(self, feed: BatchFeed) -> bool:
-        """Read some items.
-
-        Returns False if ``LoopDriver.refill`` is called later: after the next read, or when the consumer takes events.
-        """
-        if len(self._feeds) == 1:
-            return self._read_more(feed)
-        if self._feed.ended or self._room(feed) > 0:  # otherwise the queue of another pool is full, and nothing is read
-            if not self._read_more(self._feed) and self._feed.ahead():
-                return False
-            self._hand_out(but=feed)
-            return feed.ahead() > 0 or feed.failing is not None
-        return feed.ahead() > 0
-
-    def _read_more(self, feed: BatchFeed) -> bool:
-        left = MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE
-        while not feed.ended and (most := min(left, self._room(feed), self._read_at_once)) > 0:
-            left -= most
-            self._read_some(feed, most)
-        if feed.ended:
-            self._end_if_done()
-        elif feed.failing is None and (not feed.ahead() or self._is_filling(feed)):
-            with self.driver.engine.lock:
-                feed.take_in()
-            self.driver.loop.call_soon(self._read_on, feed)
-            return False
-        return True
-
-    def _read_some(self, feed: BatchFeed, most: int) -> None:
-        count = 0
-        try:
-            for item in islice(self._items, most):
-                count += 1
-                self._add(feed, item)
-                if feed.ended:  # by an error
-                    break
-            else:
-                feed.ended = feed.ended or count < most
-        except BaseException as error:  # items that were read before are still finished
-            self._fail(error)
-
-    def _is_filling(self, feed: BatchFeed) -> bool:
-        """Return True while a new batch reads ahead and sends nothing yet.
-
-        So many items of a group are read before endpoints take the first item of the group.
-        """
-        return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
-
-    def _room(self, feed: BatchFeed) -> int:
-        """Return the number of items that may be read now. With several feeds, the shortest queue counts, while no queue is too long."""
-        if len(self._feeds) == 1:
-            return feed.read_ahead - feed.ahead()
-        waiting = [each.ahead() for each in self._feeds.values()]
-        return max(each.read_ahead for each in self._feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
-
-    def _read_on(self, feed: BatchFeed) -> None:
-        if not feed.ended and self._read_now(feed):
-            self.driver.refill(feed)
-
-    async def _read_async(self, items: AsyncIterator[Any]) -> None:
-        try:
-            await self._guarded(self._read_all(items))
-            if (aclose := getattr(items, "aclose", None)) is not None:
-                await self._guarded(aclose())
-        except GeneratorExit as error:  # discarded, as in ``run``
-            self.driver.later(partial(self._fail, error))
-            raise
+    async def _read_async(self) -> None:
+        """Read an asynchronous input to its end, and close it. After an exception, items that were read before are still finished."""
+        reader = asyncio.current_task()
+        assert reader is not None
+        for step in filter(None, (self._take_async, getattr(self._items, "aclose", None))):
+            try:
+                await step()
+            except GeneratorExit as error:  # discarded, as in ``run``
+                self.driver.later(partial(self._fail, error))
+                raise
+            except BaseException as error:
+                if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # otherwise ``_leave`` cancelled the reader
+                    self._fail(error)
         self._feed.ended = True
         self._end_trying(self._feed)
         self._end_if_done()
 
-    async def _guarded(self, work: Awaitable[object]) -> None:
-        """Await code of the caller, and pass its exception to ``_fail``. Items that were already read are still finished."""
-        try:
-            await work
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            reader = self._reader
-            assert reader is not None
-            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # otherwise ``_leave`` cancelled the reader
-                self._fail(error)
-
-    async def _read_all(self, items: AsyncIterator[Any]) -> None:
+    async def _take_async(self) -> None:
         feed = self._feed
-        async for item in items:
+        async for item in self._items:
             if feed.ended:  # by the deadline, or by an error of ``on_result``
                 break
-            self._add(feed, item)
+            self._add(item)
             self.driver.refill(feed)
             if len(self._feeds) > 1:
                 self._hand_out(but=feed)
-            if not self._read % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
+            if not self._count % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
                 await asyncio.sleep(0)
-            while self._room(feed) <= 0:
+            while self._room() <= 0:
                 self._wanted.clear()
                 await self._wanted.wait()
 
-    def _add(self, feed: BatchFeed, item: Any) -> None:
-        index, self._read = self._read, self._read + 1
+    def _add(self, item: Any) -> None:
+        """Make a task of an item, or fail it."""
+        index, self._count = self._count, self._count + 1
         if self._keep:
             self._results.append(None)
-        failing = feed.failing  # another thread may set it to None
-        if failing is not None and self._is_trying(feed):
+        failing = self._feed.failing  # another thread may set it to None
+        if failing is not None and self._is_trying():
             self._settle(Result(index, None, failing(), None, 0.0, 0.0))
             return
         try:
@@ -408,33 +405,32 @@ class BatchWaiter(Waiter):
         except Exception as error:  # may come from the item's own code, such as a message object that cannot be read
             self._settle(Result(index, None, as_ours(error, f"item {index}", "read"), None, 0.0, 0.0))
             return
-        self._put(feed, index, payload)
+        self._put(index, payload)
 
-    def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:
+    def _put(self, index: int, payload: Any) -> None:
         """Append the task of an item to the feed."""
         task = self._request_options.task(payload, self._pool, self, index)
         self._live[task] = None
-        feed.read(task)
+        self._feed.read(task)
 
-    def _is_trying(self, feed: BatchFeed) -> bool:
+    def _is_trying(self) -> bool:
         """Return True if an item waits. Sending this item will show whether an endpoint has recovered."""
-        return feed.ahead() > 0
+        return self._feed.ahead() > 0
 
     def _end_trying(self, feed: BatchFeed) -> None:
         """At the end of the input of a failing batch, let the waiting item fail too, because no later item can show a recovery."""
         if feed.failing is not None:
             self.driver.refill(feed)
 
-    def _next_index(self) -> int:
-        index, self._read = self._read, self._read + 1
-        if self._keep:
-            self._results.append(None)
-        return index
-
     # results
 
     def _settle(self, result: Result[Any]) -> None:
-        self._tallies.add(result)
+        if result.error is None:
+            self._ok += 1
+        else:
+            self._failed += 1
+        if self._is_one_request:
+            self._tallies.add(result)
         if self._progress is not None and not self._call(self._progress.add, result):
             self._progress = None
         if self._keep:
@@ -473,17 +469,82 @@ class BatchWaiter(Waiter):
         self._end_unread(make_error)
 
     def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
-        """Give an error to each item that was not read, if the size of the input is known.
-
-        Items are handled in groups of ``MOST_AT_ONCE`` per turn of the event loop, because there may be millions.
-        """
+        """Give an error to each item that was not read, if the size of the input is known, ``MOST_AT_ONCE`` in a turn of the loop."""
         for _ in range(MOST_AT_ONCE):
-            if self._size is None or self._read >= self._size or self._error is not None or self._done.done():
+            if self._size is None or self._count >= self._size or self._error is not None or self._done.done():
                 self._ending = False
                 self._end_if_done()
                 return
-            self._settle(Result(self._next_index(), None, make_error(), None, 0.0, 0.0))
+            if self._keep:
+                self._results.append(None)
+            self._count += 1
+            self._settle(Result(self._count - 1, None, make_error(), None, 0.0, 0.0))
         self.driver.loop.call_soon(self._end_unread, make_error)
+
+
+class Tallies:
+    """Counts the requests of one batch, for each endpoint."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, tuple[SourceCounters, Quantiles]] = {}
+
+    def add(self, result: Result[object]) -> None:
+        if result.error is None and result.endpoint is not None:
+            counters, latency = self._of(result.endpoint)
+            counters.ok += 1
+            latency.add(result.latency)
+            if usage := result.usage:
+                counters.prompt_tokens += usage.prompt_tokens or 0
+                counters.output_tokens += usage.completion_tokens or 0
+                counters.cached_tokens += usage.cached_tokens or 0
+        if not result.has_trail:
+            return
+        for attempt in retries(result.attempts):
+            self._of(attempt.endpoint)[0].retried += 1
+        for attempt in result.attempts:
+            counters, _ = self._of(attempt.endpoint)
+            counters.hedged += attempt.hedge
+            if attempt.outcome == "overloaded":
+                counters.rejected += 1
+            elif attempt.outcome == "cancelled":
+                counters.cancelled += 1
+            elif attempt.outcome != "ok":
+                counters.failed += 1
+
+    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
+        for attempt in attempts:
+            if attempt is not None:
+                self._of(attempt.source.name)[0].cancelled += 1
+
+    def _of(self, name: str) -> tuple[SourceCounters, Quantiles]:
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = SourceCounters(), Quantiles()
+        return found
+
+    def stats(self) -> dict[str, EndpointStats]:
+        for counters, _ in self._by_name.values():
+            counters.sent = counters.ok + counters.rejected + counters.failed + counters.cancelled
+        return {name: endpoint_stats(*found) for name, found in self._by_name.items()}
+
+
+def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
+    return EndpointStats(
+        sent=counters.sent,
+        answered=counters.ok,
+        rejected=counters.rejected,
+        retried=counters.retried,
+        hedged=counters.hedged,
+        failed=counters.failed,
+        cancelled=counters.cancelled,
+        prompt_tokens=counters.prompt_tokens,
+        completion_tokens=counters.output_tokens,
+        cached_tokens=counters.cached_tokens,
+        p50=latency.at(0.5),
+        p95=latency.at(0.95),
+        p99=latency.at(0.99),
+        **more,
+    )
 
 
 def size_of(items: object) -> int | None:

@@ -1,11 +1,6 @@
-"""Each client has one ``Engine``. An engine has one ``LoopDriver`` for each event loop.
+"""``Engine``, one for each client; ``LoopDriver``, one for each event loop that uses the client; ``Single``, the waiter of a single call.
 
-The scheduler's state belongs to the client, so limits hold across all event loops and threads. The state is accessed only under the
-engine's lock, and never while the caller's code runs. Each loop driver has connections of its own, because a connection belongs to one
-event loop.
-
-Each loop driver has one timer. A queued item has no asyncio task. A single call runs its attempts in its caller's own task. A
-batch has one asyncio task for each attempt in flight. When an attempt ends, its asyncio task carries out the next attempt.
+The state of the scheduler is accessed only under the engine's lock, and never while the caller's code runs. See ``docs/design/engine.md``.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from math import inf
 from time import monotonic
@@ -25,11 +20,12 @@ from qreward.engine.background import report_error, run_in_background
 from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
 from qreward.engine.stalls import EVERY, StallWatch
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
+from qreward.results import Result, with_trail
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import Attempt, BatchFeed, Task
+from qreward.scheduler.task import Attempt, BatchFeed, Task, TaskState
 
 TURNS = 64
 """Number of attempts that one asyncio task makes before it yields to the event loop."""
@@ -49,12 +45,8 @@ class Backend(Protocol):
 
 
 class SchedulerProtocol(Protocol):
-    """Declares the methods of a scheduler that the engine calls.
-
-    ``scheduler.scheduler.Scheduler`` (endpoints) and ``scheduler.functions.CallScheduler`` (functions) have these methods.
-
-    After each call of a method, the engine takes the resulting commands from ``out`` and the changes of health from ``health_changes``.
-    """
+    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common. After each call of a method, the engine takes the
+    resulting commands from ``out`` and the changes of health from ``health_changes``."""
 
     out: list[Command]
     health_changes: list[HealthChange]
@@ -83,7 +75,8 @@ class Waiter(Protocol):
     def execute(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
 
     def start(self, attempt: Attempt) -> None:
-        """Run ``LoopDriver.run_attempt`` for an attempt, in an asyncio task that has the caller's context or a copy of it."""
+        """Carry out an attempt. By default, this and the next attempts of the waiter run in a new asyncio task."""
+        self.driver.spawn(attempt, self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
@@ -105,9 +98,9 @@ class Engine(Generic[S]):
     """Holds a scheduler, its lock, and the loop drivers of the event loops that use the scheduler.
 
     Args:
-        scheduler: makes all decisions; ``qreward.scheduler.scheduler.Scheduler`` for endpoints.
+        scheduler: makes all decisions.
         backend_factory: makes the backend of one event loop.
-        clock: returns monotonic seconds; replaced in tests.
+        clock: returns monotonic seconds.
         watch: receives the events of calls and attempts, or None.
     """
 
@@ -172,10 +165,7 @@ class Engine(Generic[S]):
         return value
 
     def log_health(self) -> None:
-        """Log the endpoints that went out of service or came back.
-
-        Logging happens outside the lock, because a log handler is the user's code.
-        """
+        """Log the endpoints that went out of service or came back, outside the lock, because a log handler is the user's code."""
         with self.lock:
             changes, self.scheduler.health_changes = self.scheduler.health_changes, []
         for source, reason, seconds in changes:
@@ -226,10 +216,7 @@ class Engine(Generic[S]):
             await driver.aclose()
 
     def forget(self, driver: LoopDriver) -> None:
-        """Remove a loop driver that has ended, and wake all other loop drivers.
-
-        The timer of the ended driver may have been set for work of another driver.
-        """
+        """Remove a loop driver that has ended. Its timer may have been set for work of another driver, so all others are woken."""
         self._drivers.pop(driver.loop, None)
         self._wake_all()
 
@@ -244,7 +231,7 @@ class LoopDriver:
         self.backend = backend
         self.waiters: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, bool] = {}  # each attempt from its SEND to its event -> whether it has begun in this loop
-        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # asyncio task -> the attempt that it has not begun yet
+        self._runners: set[asyncio.Task[None]] = set()  # keeps them alive, because an event loop does not
         self._idle = asyncio.Event()  # set when the last attempt ends during closing
         self._stopped = False
         self._closing: asyncio.Task[None] | None = None
@@ -265,9 +252,6 @@ class LoopDriver:
             self.watch.began(task)
         self.locked(self.engine.scheduler.submit, task)
 
-    def open(self, feed: BatchFeed) -> None:
-        self.locked(self.engine.scheduler.open, feed)
-
     def refill(self, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
         self.locked(self.engine.scheduler.refill, feed, again)
 
@@ -283,14 +267,6 @@ class LoopDriver:
         if attempt.committed and self.watch is not None:
             self.watch.first(attempt)
         return attempt.committed
-
-    def opened(self, attempt: Attempt, limits: RateLimitInfo) -> None:
-        self.locked(self.engine.scheduler.opened, attempt, limits)
-
-    def close_feed(self, feed: BatchFeed) -> list[Task]:
-        with self.engine.lock:
-            read_ahead: list[Task] = self.engine.scheduler.close_feed(feed)
-        return read_ahead
 
     # running commands
 
@@ -367,10 +343,7 @@ class LoopDriver:
         self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
-        """Carry out an attempt in the asyncio task ``me`` and report its outcome to the scheduler.
-
-        Returns the next attempt of ``batch``, or None.
-        """
+        """Carry out an attempt in the asyncio task ``me``, and report its outcome. Returns the next attempt of ``batch``, or None."""
         if attempt.cancel_reason is not None:  # cancelled before it began
             return self.ended(attempt, CANCELLED, batch)
         attempt.handle, before = me, me.cancelling()
@@ -381,9 +354,7 @@ class LoopDriver:
             sending = self.backend.send(attempt.source.endpoint, task.payload) if execute is None else execute(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
-            if (
-                attempt.cancel_reason is None or me.uncancel() > before
-            ):  # the caller or the loop's shutdown cancelled, not (only) the engine
+            if attempt.cancel_reason is None or me.uncancel() > before:  # not (only) the engine cancelled
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
@@ -397,22 +368,21 @@ class LoopDriver:
             outcome = Failure(FailureKind.UNSENDABLE, failure)
         return self.ended(attempt, outcome, batch)
 
-    def spawn(self, attempt: Attempt, context: Context, batch: Waiter | None = None) -> None:
-        """Carry out an attempt in a new asyncio task, which then carries out the next attempts of ``batch``."""
-        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=context)
-        self._runners[runner] = attempt
-        runner.add_done_callback(self._runner_ended)
+    def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
+        """Carry out an attempt, and then the next ones of ``batch``, in a new asyncio task that has a copy of the caller's context."""
+        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=attempt.task.waiter.context.copy())
+        self._runners.add(runner)
+        runner.add_done_callback(partial(self._runner_ended, attempt))
 
-    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
-        attempt = self._runners.pop(runner)
-        if attempt is not None:  # cancelled from outside before its first step
-            self.ended(attempt, CANCELLED)
+    def _runner_ended(self, first: Attempt, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if first in self._attempts:  # the asyncio task was cancelled from outside before its first step
+            self.ended(first, CANCELLED)
         report_error(runner)
 
     async def _run_attempts(self, first: Attempt, batch: Waiter | None) -> None:
         me = asyncio.current_task()
         assert me is not None
-        self._runners[me] = None
         attempt: Attempt | None = first
         turns = 0
         while attempt is not None:
@@ -484,10 +454,7 @@ class LoopDriver:
             self.loop.call_soon_threadsafe(work)
 
     def lag(self) -> float:
-        """Return by how many seconds the event loop is late. Can be called from any thread.
-
-        Each call from another thread asks the loop for a sign of life. A timer that is overdue shows the lag of a blocked loop at once.
-        """
+        """Return by how many seconds the event loop is late, with its timer or with its reply to a call of this method elsewhere."""
         now = self.engine.clock()
         if threading.get_ident() == self.thread:
             self._asked_at, self._lag = None, 0.0
@@ -517,10 +484,7 @@ class LoopDriver:
             await self.backend.aclose()
 
     async def aclose(self) -> None:
-        """End unfinished work, wait until its connections are closed, and close the backend.
-
-        The driver is closed only once, even if several callers wait. A caller that is cancelled does not stop the closing.
-        """
+        """End unfinished work, and close the connections, once. A caller that is cancelled does not stop the closing."""
         await asyncio.shield(self.closing())
 
     def closing(self) -> asyncio.Task[None]:
@@ -575,3 +539,91 @@ def _tick(known: ref[LoopDriver]) -> None:
 def runner_of(command: Command) -> Any:
     """Return the driver of a command's waiter: a loop driver, or a ``BlockingCall``. Any thread may call its method ``post``."""
     return (command[1].task if command[0] <= CANCEL else command[1]).waiter.driver
+
+
+def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[Any]:
+    """Make the result that the caller of a task receives. ``source`` and ``seconds`` are those of the attempt that was answered."""
+    queued = 0.0 if task.sent_at is None else task.sent_at - task.born
+    trail = () if task.trail is None else tuple(task.trail)
+    if isinstance(outcome, Answer):
+        assert source is not None
+        return Result(task.index, outcome.value, None, source.name, seconds, queued, trail)
+    endpoint = trail[-1].endpoint if trail else None
+    return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
+
+
+class Single(Waiter):
+    """Receives the outcome of a single call. The caller's own asyncio task runs its attempts. Only a hedge needs another asyncio task."""
+
+    execute = None
+    __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")
+
+    def __init__(self, driver: LoopDriver) -> None:
+        self.driver = driver
+        self._result: Result[Any] | None = None
+        self._next: Attempt | None = None
+        self._mine: Attempt | None = None  # the attempt that the caller's own asyncio task carries out
+        self.context = copy_context()
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def result(self, task: Task) -> Result[Any]:
+        """Submit the task and wait for its result. If the caller is cancelled, the request is cancelled too."""
+        driver, me = self.driver, asyncio.current_task()
+        assert me is not None
+        driver.waiters[self] = None
+        self._task = task
+        try:
+            driver.submit(task)
+            while self._result is None:
+                attempt, self._next = self._next, None
+                if attempt is not None:
+                    self._mine = attempt
+                    await driver.run_attempt(attempt, me)
+                else:
+                    self._waiter = driver.loop.create_future()
+                    await self._waiter
+        except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
+            driver.later(self._leave)
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._leave()
+        return self._result
+
+    def _leave(self) -> None:
+        driver = self.driver
+        if self._task.state is not TaskState.DONE:
+            driver.withdraw([self._task])
+        if self._next is not None:
+            driver.ended(self._next, CANCELLED)
+        del driver.waiters[self]
+        del self._task  # breaks the reference cycle of task and waiter, so that reference counting frees them
+        self._mine = None
+
+    def start(self, attempt: Attempt) -> None:
+        if self._next is None and (self._mine is None or self._mine.handle is None):
+            self._next = attempt
+            if self._waiter is not None:
+                self._wake()
+        else:  # a hedge, while the caller's own asyncio task carries out the first attempt
+            self.driver.spawn(attempt)
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        self._result = result_of(task, outcome, source, seconds)
+        if self._waiter is not None:
+            self._wake()
+
+    def close(self) -> None:
+        task = self._task
+        error = ClientClosed("the client was closed before the request was done")
+        self.driver.withdraw([task], error)
+        self.finish(task, error, None, 0.0)
+
+    def abandon(self) -> list[Task]:
+        return [self._task]
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -11,26 +11,35 @@ of the pool fail with ``NoEndpoint``.
 An endpoint keeps its learned state if it is the same server with other limits, weight, price, models or timeouts. Any other change
 (address, key, headers, ``limits.adaptive``, ...) makes a new endpoint with the old name.
 
-An *entry* of the configuration is an endpoint, or stands for a list of addresses, each of which becomes an endpoint; see ``addresses``.
+An *entry* of the configuration is an endpoint, or stands for a list of addresses, each of which becomes an endpoint. The list is read again
+and again, because endpoints come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import cast
+from urllib.parse import urlsplit
 from weakref import ref
 
-from qreward.engine.addresses import AddressLists
 from qreward.engine.driver import Engine, LoopDriver
+from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, MinuteLimit
-from qreward.scheduler.load_balancing import Balancer, make_balancer
+from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
@@ -49,11 +58,12 @@ ADJUSTABLE = frozenset({
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
 """Maximum number of requested models that a pool remembers. The number is bounded, because the names come from callers."""
+LIST_TIMEOUT = 10.0
+"""Seconds after which an attempt to read a list from a URL is given up."""
+LIST_BYTES = 1_000_000
+"""Size of the longest list that is read."""
 WINDOW_RESTRICTED = 0.8
 """Share (0 to 1) of the configured limit. A concurrency limit of at least this share counts as restricted by the configured limit alone."""
-
-_Balancing = tuple[LoadBalanceStrategy, dict[str, float]]
-_DEFAULT_BALANCING: _Balancing = (LoadBalanceStrategy.EXPECTED_FINISH, {})
 
 
 class Fleet:
@@ -74,12 +84,11 @@ class Fleet:
         self._affinity = affinity
         self._prefix_of = PrefixFinder()
         self._sources: dict[str, Source] = {}
-        self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
-        self._routes: dict[str, tuple[Route, Pool]] = {}
-        self._table: Routes[Pool] = Routes()
+        self._registered: dict[str, Route] = {}  # by pattern
+        self._pools: dict[str, Pool] = {}  # by pattern; those of patterns that are gone are kept as long as requests may hold them
+        self._table: Routes[Pool] = Routes()  # the pools of the current patterns
         self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only ``client.run`` uses
         self._paused = ""  # why all endpoints are paused, also those that are added later
-        self._orphans: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
         self._set(endpoints, routes)
 
     def pool(self, model: str) -> Pool:
@@ -119,9 +128,8 @@ class Fleet:
         """Return all routes in the order in which they are matched, including the endpoints' own patterns."""
         listed = []
         for pattern, pool in self._table.items().items():
-            registered = self._routes.get(pattern)
             own = (*(source.name for source in pool.sources), *(endpoint.name for endpoint in self._provided.get(pool, ())))
-            listed.append(registered[0] if registered else Route(pattern=pattern, endpoints=own))
+            listed.append(self._registered.get(pattern) or Route(pattern=pattern, endpoints=own))
         return listed
 
     # changes
@@ -131,20 +139,12 @@ class Fleet:
         self._set([*self.entries, endpoint], self.registered)
 
     def remove(self, name: str) -> None:
-        """Remove an endpoint.
-
-        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are no
-        other endpoints.
-        """
         self._check_entry(name)
         routes = [_without(route, name) if name in route.endpoints else route for route in self.registered]
         self._set([entry for entry in self.entries if entry.name != name], [route for route in routes if route is not None])
 
     def register(self, route: Route) -> None:
-        """Add a route, or replace the route with the same pattern.
-
-        Requests that are queued on the old route are served by the new route.
-        """
+        """Add a route, or replace the route with the same pattern."""
         for name in route.endpoints:
             self._check_entry(name)
         others = [other for other in self.registered if other.pattern != route.pattern]
@@ -231,11 +231,11 @@ class Fleet:
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
             source.removed = self._sources.get(source.name) is not source
-        for pool, sources, balancer in self._replace_pools(routes):
-            scheduler.reroute(now, pool, sources, balancer)
-        self._forget_unused()
-        for _, pool in self._orphans:
-            scheduler.reroute(now, pool, self._sources_for_models_of(pool), make_balancer(*_DEFAULT_BALANCING))
+        self._replace_pools(now, {route.pattern: route for route in routes})
+        for pool in self._pools_without_pattern():
+            models = [self._table.find(model) for model in sorted(pool.models)]
+            serving = dict.fromkeys(source for other in models if other is not None for source in other.sources)
+            scheduler.reroute(now, pool, list(serving), make_balancer(*_balancing(None)))
         if rehedged:
             scheduler.check_attempts_again(now, self.sources())
         if policies is not None:  # limits may have been raised
@@ -261,64 +261,36 @@ class Fleet:
         """Set the size of a source's prefix cache to the configured size. If no size is configured, the size is learned."""
         source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
 
-    def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
-        """Return a pool for each pattern, with its new sources and its balancer. A pattern that had a pool keeps that pool."""
-        balancings = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
-        unused = self._pools()
-        served: list[tuple[Pool, list[Source], Balancer]] = []
-        provided: dict[Pool, tuple[Endpoint, ...]] = {}
-        table: Routes[Pool] = Routes()
-
-        def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
-            pools = unused.get(pattern)
-            pool = pools.pop() if pools else Pool(repr(pattern), [], make_balancer(*_DEFAULT_BALANCING), Queue())
-            pool.prefix_of = self._prefix_of
-            pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
-            same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
-            ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
-            provided[pool] = tuple(cast("Endpoint", source.endpoint) for source in sources if source not in ordinary)
-            served.append((pool, ordinary, pool.balancer if same else make_balancer(*balancing)))
-            return pool
-
-        registered = {}
-        for route in routes:
-            sources = [self._sources[name] for name in dict.fromkeys(route.endpoints)]
-            registered[route.pattern] = route, serve(route.pattern, sources, (route.strategy, route.weights))
-        declared: dict[str, list[Source]] = {}
+    def _replace_pools(self, now: float, registered: dict[str, Route]) -> None:
+        """Give each pattern a pool with its new sources and its balancer. A pattern that had a pool keeps that pool."""
+        named: dict[str, list[Source]] = {}
         for source in self._sources.values():
             for pattern in dict.fromkeys(cast("Endpoint", source.endpoint).models):
-                declared.setdefault(pattern, []).append(source)
-        own = {pattern: serve(pattern, sources, _DEFAULT_BALANCING) for pattern, sources in declared.items()}
-        for pattern, pool in {**own, **{pattern: pool for pattern, (_, pool) in registered.items()}}.items():
-            table.set(pattern, pool)
-        self._orphans = [(pattern, pool) for pattern, pools in unused.items() for pool in pools]
-        self._own, self._routes, self._table, self._provided = own, registered, table, provided
-        return served
+                named.setdefault(pattern, []).append(source)
+        for pattern, route in registered.items():
+            named[pattern] = [self._sources[name] for name in dict.fromkeys(route.endpoints)]
+        before, self._registered = self._registered, registered
+        self._table, self._provided = Routes(), {}
+        for pattern, sources in named.items():
+            pool = self._pools.get(pattern)
+            if pool is None:
+                pool = self._pools[pattern] = Pool(repr(pattern), [], make_balancer(*_balancing(None)), Queue())
+                pool.prefix_of = self._prefix_of
+            pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
+            self._table.set(pattern, pool)
+            old, new = _balancing(before.get(pattern)), _balancing(registered.get(pattern))
+            ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
+            self._provided[pool] = tuple(cast("Endpoint", source.endpoint) for source in sources if source not in ordinary)
+            self._engine.scheduler.reroute(now, pool, ordinary, pool.balancer if new == old else make_balancer(*new))
 
-    def _pools(self) -> dict[str, list[Pool]]:
-        """Return all pools by pattern. The last pool of each pattern is the pool in use."""
-        found: dict[str, list[Pool]] = {}
-        overridden = ((pattern, pool) for pattern, pool in self._own.items() if pattern in self._routes)
-        for pattern, pool in (*self._orphans, *overridden, *self._table.items().items()):
-            found.setdefault(pattern, []).append(pool)
-        return found
-
-    def _forget_unused(self) -> None:
-        """Drop the pools whose pattern is gone and that no request holds.
-
-        A pool that is still referenced stays in ``_orphans``, and ``_replace`` gives it sources again.
-        """
-        waiting = [(pattern, pool) for pattern, pool in self._orphans if len(pool.queue)]
-        held = [(pattern, ref(pool)) for pattern, pool in self._orphans if not len(pool.queue)]
-        self._orphans = waiting
-        for _, weak in held:
+    def _pools_without_pattern(self) -> list[Pool]:
+        """Return the pools whose pattern is gone and that a request holds. The others are dropped."""
+        gone = self._pools.keys() - self._table.items().keys()
+        held = {pattern: ref(self._pools.pop(pattern)) for pattern in gone if not len(self._pools[pattern].queue)}
+        for weak in held.values():
             detach(weak())
-        self._orphans += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
-
-    def _sources_for_models_of(self, pool: Pool) -> list[Source]:
-        """Return the sources that now serve the models requested from a pool whose pattern is gone."""
-        found = [self._table.find(model) for model in sorted(pool.models)]
-        return list(dict.fromkeys(source for other in found if other is not None for source in other.sources))
+        self._pools |= {pattern: pool for pattern, weak in held.items() if (pool := weak()) is not None}
+        return [self._pools[pattern] for pattern in gone if pattern in self._pools]
 
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""
@@ -333,10 +305,7 @@ class Fleet:
                 driver.later(partial(self._release_at, driver))
 
     def _release_at(self, driver: LoopDriver) -> None:
-        """Call ``keep`` of a driver's backend, in its event loop.
-
-        The endpoints are looked up only here, because several changes may arrive in another order than they were made.
-        """
+        """Call ``keep`` of a driver's backend, in its event loop. Several changes may arrive in another order than they were made."""
         keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
         if keep is not None:
             keep([source.endpoint for source in self.sources()])
@@ -348,6 +317,11 @@ def _without(route: Route, name: str) -> Route | None:
     return Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights) if left else None
 
 
+def _balancing(route: Route | None) -> tuple[LoadBalanceStrategy, dict[str, float]]:
+    """Return the strategy and the weights of a registered route, or of the pattern of an endpoint."""
+    return (LoadBalanceStrategy.EXPECTED_FINISH, {}) if route is None else (route.strategy, route.weights)
+
+
 def detach(pool: Pool | None) -> None:
     """Remove a pool with an empty queue from all its sources, because references of the sources would keep the pool alive."""
     if pool is not None:
@@ -356,10 +330,7 @@ def detach(pool: Pool | None) -> None:
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Return the names of the endpoints that were added, removed or changed, and of the settings that changed.
-
-    If the routes changed, ``"routes"`` is one of the names. The order of endpoints and routes does not matter.
-    """
+    """Return the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``."""
     old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
@@ -398,10 +369,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
 
 
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
-    """Return a concurrency limit under another configured limit.
-
-    An adaptive limit starts anew if only the old configured limit restricted it, because nothing was learned about values above that limit.
-    """
+    """Return a concurrency limit under another configured limit. An adaptive limit starts anew if only the old one restricted it."""
     if not isinstance(window, AdaptiveLimit):
         return FixedLimit(most)
     fresh = AdaptiveLimit(rng, most)
@@ -414,10 +382,7 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
 
 
 def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """Return a rate limit with another configured rate, or without a configured rate.
-
-    What was already charged to the limit stays charged.
-    """
+    """Return a rate limit with another configured rate, or without one. What was already charged stays charged."""
     rate = limit.configured if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
         rate = None
@@ -429,3 +394,130 @@ def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> 
         limit.configured = rate
         return limit
     return rate
+
+
+# lists of addresses
+
+
+def look_up(base_url: str) -> list[str]:
+    parts, place = urlsplit(base_url), base_url.removeprefix("list:")
+    if parts.scheme == "dns":
+        found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+        hosts = sorted({str(address[0]) for *_, address in found})
+        return [f"http://{f'[{host}]' if ':' in host else host}:{parts.port}{parts.path}" for host in hosts]
+    if "://" in place:
+        with urllib.request.urlopen(place, timeout=LIST_TIMEOUT) as reply:  # noqa: S310 - the scheme was checked
+            content = reply.read(LIST_BYTES + 1)
+    else:
+        with Path(place).expanduser().open("rb") as file:
+            content = file.read(LIST_BYTES + 1)
+    if len(content) > LIST_BYTES:
+        raise ValueError(f"the list is longer than {LIST_BYTES} bytes")
+    text = content.decode().strip()
+    lines = json.loads(text) if text.startswith("[") else [line.partition("#")[0].strip() for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+@dataclass(slots=True)
+class _List:
+    """An entry of the configuration, its addresses, and why they could not be read the last time."""
+
+    entry: Endpoint
+    endpoints: tuple[Endpoint, ...]
+    due: float
+    fault: str = ""
+
+
+class AddressLists:
+    """The lists of addresses of one client. A thread reads each list again every ``refresh`` seconds, as long as the client lives.
+
+    ``on_change`` returns the function to call in the thread after a list has changed, or None if the client is gone.
+    """
+
+    def __init__(self, on_change: Callable[[], Callable[[], object] | None], clock: Callable[[], float] = monotonic) -> None:
+        self._on_change, self._clock = on_change, clock
+        self._lists: dict[str, _List] = {}
+        self.start_again()
+
+    def start_again(self) -> None:
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        self._stopping.set()
+
+    def resolved(self, entries: Iterable[Endpoint], routes: Iterable[Route]) -> tuple[list[Endpoint], list[Route]]:
+        """Return endpoints and routes in which an entry with a list is replaced by its addresses. Raises ``ConfigError``."""
+        members = {entry.name: self.members(entry) for entry in entries}
+        self._lists = {name: known for name, known in self._lists.items() if name in members}
+        return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]
+
+    def follow(self) -> None:
+        if self._lists and self._thread is None:
+            self._thread = threading.Thread(target=self._follow, args=[self._stopping], name="qreward-addresses", daemon=True)
+            self._thread.start()
+
+    def check(self) -> None:
+        """Read the lists that are due. After a failure, the last list is kept, and a warning is logged once."""
+        for name, known in list(self._lists.items()):
+            if self._clock() < known.due or (changed := self._on_change()) is None:
+                continue
+            known.due, fault = self._clock() + known.entry.refresh, ""
+            try:
+                endpoints = _read(known.entry, known.endpoints)
+                if endpoints != known.endpoints and self._lists.get(name) is known:
+                    self._lists[name] = _List(known.entry, endpoints, known.due)
+                    changed()
+            except ConfigError as error:
+                self._lists[name], fault = known, str(error)
+            if fault and fault != known.fault:
+                LOG.warning("%s; its last %d addresses are kept", fault, len(known.endpoints))
+            known.fault = fault
+
+    def members(self, entry: Endpoint) -> tuple[Endpoint, ...]:
+        """Return the endpoints for which an entry stands. Raises ``ConfigError`` if it is a new list that cannot be read."""
+        if not entry.is_list:
+            return (entry,)
+        known = self._lists.get(entry.name)
+        if known is None or known.entry.base_url != entry.base_url:
+            known = _List(entry, _read(entry), self._clock() + entry.refresh)
+        elif known.entry is not entry:
+            known = _List(entry, tuple(_at(each.base_url, entry) for each in known.endpoints), self._clock() + entry.refresh)
+        self._lists[entry.name] = known
+        return known.endpoints
+
+    def _follow(self, stopping: threading.Event) -> None:
+        while self._on_change() is not None:
+            due = min((known.due for known in self._lists.values()), default=self._clock() + 1)
+            if stopping.wait(max(0.01, due - self._clock())):
+                return
+            self.check()
+
+
+def resolved(config: ClientConfig) -> ClientConfig:
+    """Return a configuration in which each entry with a list is replaced by its addresses. Raises ``ConfigError``."""
+    endpoints, routes = AddressLists(lambda: None).resolved(config.endpoints, config.routes)
+    return config.model_copy(update={"endpoints": tuple(endpoints), "routes": tuple(routes)})
+
+
+def _over(route: Route, members: Mapping[str, Sequence[Endpoint]]) -> Route:
+    chosen = {each.name: name for name in route.endpoints for each in members[name]}
+    weights = {each: route.weights[name] for each, name in chosen.items() if name in route.weights}
+    return route.model_copy(update={"endpoints": tuple(chosen), "weights": weights})
+
+
+def _read(entry: Endpoint, before: Iterable[Endpoint] = ()) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a list. An endpoint that was there before is the same object. Raises ``ConfigError``."""
+    known = {each.base_url: each for each in before}
+    try:
+        found = [Endpoint.from_content({"base_url": address}) for address in look_up(entry.base_url)]
+        fault = "it holds another list; write the addresses of servers" if any(each.is_list for each in found) else "it is empty"
+    except (OSError, ValueError, ConfigError) as error:
+        found, fault = [], str(error)
+    if not found or any(each.is_list for each in found):
+        raise ConfigError(f"endpoint {entry.name!r}: its list of addresses cannot be used: {fault}")
+    return tuple(known.get(url) or _at(url, entry) for url in dict.fromkeys(each.base_url for each in found))
+
+
+def _at(address: str, entry: Endpoint) -> Endpoint:
+    return entry.model_copy(update={"base_url": address, "name": urlsplit(address).netloc})

@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
 A process has one portal, and one event loop for the timers of blocking calls. Each is started when it is first needed, and ended at exit. A
-forked child gets its own. This module does not depend on clients or requests. It runs any coroutines and asynchronous iterables.
+forked child gets its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import inspect
 import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from qreward.engine import background
@@ -60,8 +61,7 @@ class Portal:
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an async function in the event loop and wait for it. The function sees the caller's context variables.
 
-        Many threads may call this method at once. If an event loop runs in the calling thread, that loop is blocked until the function
-        ends. If the wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has
+        If the wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has
         ended, after ``GRACE`` seconds, or at a second interrupt. The notes of the function's ``CancelledError`` are added to the interrupt.
 
         Raises:
@@ -89,14 +89,15 @@ class Portal:
             ended = work.stop()
         if not ended:
             self._exit_timeout = SHORT_GRACE
-        for note in work.cancellation_notes():
-            error.add_note(note)
+        with contextlib.suppress(BaseException):  # of work that has failed or is lost
+            try:
+                work.result()
+            except asyncio.CancelledError as cancelled:
+                for note in getattr(cancelled, "__notes__", ()):
+                    error.add_note(note)
 
     def close(self) -> None:
-        """Cancel all work and end the event loop.
-
-        Waits for this at most ``GRACE`` seconds, or ``SHORT_GRACE`` seconds if an earlier wait failed.
-        """
+        """Cancel all work and end the event loop. Waits at most ``GRACE`` seconds, or ``SHORT_GRACE`` if an earlier wait failed."""
         self.soon(self._stop.set)
         self._thread.join(self._exit_timeout)
 
@@ -129,10 +130,7 @@ class Portal:
         return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
 
     def detach_after_fork(self) -> tuple[object, ...]:
-        """Give up the parent's event loop in a forked child.
-
-        Returns the objects that must be kept, because closing them would affect the parent.
-        """
+        """Give up the parent's event loop in a forked child. Returns what must be kept, because closing it would affect the parent."""
         self._lock = threading.RLock()  # another thread of the parent may have held the old lock
         kept = (self, *(work.task for work in self.under_way))
         self._give_up()
@@ -171,10 +169,7 @@ class Portal:
 
 
 class _Work(Generic[T]):
-    """Runs a coroutine in the event loop for a waiting thread.
-
-    ``on_end`` is called when the coroutine is over, normally in the event loop.
-    """
+    """Runs a coroutine in the event loop for a waiting thread. ``on_end`` is called when it is over, normally in the event loop."""
 
     __slots__ = ("_coroutine", "_on_end", "_open", "_over", "_portal", "task")
 
@@ -223,18 +218,6 @@ class _Work(Generic[T]):
         self._portal.soon(self.cancel)
         return self.wait(GRACE)
 
-    def cancellation_notes(self) -> list[str]:
-        """Return the notes of the ``CancelledError`` with which the work ended."""
-        task, self.task = self.task, None
-        try:
-            if task is not None and task.cancelled():
-                task.result()
-        except asyncio.CancelledError as error:
-            return list(getattr(error, "__notes__", ()))
-        finally:
-            del task  # as in ``result``
-        return []
-
     def result(self) -> T:
         """Return the coroutine's result or raise its exception. Raises :meth:`Portal.lost_error` if the work was lost."""
         task, self.task = self.task, None
@@ -247,17 +230,11 @@ class _Work(Generic[T]):
 
 
 class BlockingIterator(Iterator[T]):
-    """Iterates over an asynchronous iterable in blocking code.
+    """Iterates over an asynchronous iterable in blocking code. At most ``ahead`` items wait for the reader.
 
-    The whole ``async for`` runs in one task of the portal's event loop, so the iterable closes its resources in the task and context
-    in which it opened them. The task starts when the first item is requested, with a copy of the reader's context. The task runs ahead of
-    the reader by a bounded number of items. The iterable is closed when the iterator is left early: by ``close()``, by ``with``, or when
-    its last reference is dropped, for example by ``break``. ``close()`` and ``with`` also wait until the iterable is closed.
-
-    Args:
-        portal: the portal whose event loop runs the iteration.
-        source: the iterable to read.
-        ahead: maximum number of items that wait for the reader; more are fetched when half of them are read.
+    The whole ``async for`` runs in one task of the portal's event loop, which starts when the first item is requested, so the iterable
+    closes its resources in the task and context in which it opened them. The iterable is closed when the iterator is left early: by
+    ``close()``, by ``with``, or when its last reference is dropped. ``close()`` and ``with`` also wait until the iterable is closed.
 
     Raises:
         RuntimeError: the iterator was read in the portal's own thread.
@@ -267,19 +244,20 @@ class BlockingIterator(Iterator[T]):
     def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int = 64) -> None:
         self._work: _Work[None] | None = None
         self._over = False
-        self._read = 0
-        self._portal = portal
-        self._pump = _Pump(source, max(1, ahead))
+        self._taken = 0
+        self._portal, self._source = portal, source
+        self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._space, self._half = asyncio.Semaphore(max(0, ahead - 1)), max(1, ahead // 2)
 
     def __next__(self) -> T:
         self._portal.refuse_own_thread()
         if self._over:
             raise StopIteration
         if self._work is None:
-            self._work = _Work(self._portal, self._pump.run(), self._pump.end)
+            self._work = _Work(self._portal, _pump(self._source, self._items, self._space), partial(self._items.put, _END))
             self._portal.begin(self._work)
         try:
-            item = self._pump.items.get()
+            item = self._items.get()
         except BaseException as error:
             self._over = True
             self._portal.give_up(self._work, error)
@@ -288,9 +266,9 @@ class BlockingIterator(Iterator[T]):
             self._over = True
             self._work.result()
             raise StopIteration
-        self._read += 1
-        if self._read % self._pump.half == 0:
-            self._portal.soon(self._pump.half_was_read)
+        self._taken += 1
+        if self._taken % self._half == 0:
+            self._portal.soon(partial(_release, self._space, self._half))
         return item
 
     def close(self) -> None:
@@ -317,35 +295,21 @@ class BlockingIterator(Iterator[T]):
             self._portal.soon(self._work.cancel)
 
 
-class _Pump(Generic[T]):
-    """The part of a ``BlockingIterator`` that runs in the event loop.
+async def _pump(source: AsyncIterable[T], items: queue.SimpleQueue[T], space: asyncio.Semaphore) -> None:
+    """Run an iteration in the event loop. It refers to no ``BlockingIterator``, so that the iterator can be freed."""
+    iterator = aiter(source)
+    try:
+        async for item in iterator:
+            items.put(item)
+            await space.acquire()
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
 
-    It holds no reference to the iterator, so that the iterator can be freed.
-    """
 
-    def __init__(self, source: AsyncIterable[T], ahead: int) -> None:
-        self._source = source
-        self._space = asyncio.Semaphore(ahead - 1)
-        self.half = max(1, ahead // 2)
-        self.items: queue.SimpleQueue[T] = queue.SimpleQueue()
-
-    async def run(self) -> None:
-        iterator = aiter(self._source)
-        try:
-            async for item in iterator:
-                self.items.put(item)
-                await self._space.acquire()
-        finally:
-            if (aclose := getattr(iterator, "aclose", None)) is not None:
-                await aclose()
-
-    def end(self) -> None:
-        self.items.put(_END)
-
-    def half_was_read(self) -> None:
-        """Make space for ``half`` more items. Called in the event loop."""
-        for _ in range(self.half):
-            self._space.release()
+def _release(space: asyncio.Semaphore, count: int) -> None:
+    for _ in range(count):
+        space.release()
 
 
 _starting = threading.Lock()
@@ -371,19 +335,7 @@ def portal(name: str = PORTAL) -> Portal:
 
 
 def blocking(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Make the blocking twin of an async method, with the same signature. The twin calls the method of ``self._async`` through the portal.
-
-    Example:
-        >>> class Client:
-        ...     async def ask(self, text: str) -> str:
-        ...         return text.upper()
-        >>> class BlockingClient:
-        ...     ask = blocking(Client.ask)
-        ...     def __init__(self) -> None:
-        ...         self._async = Client()
-        >>> BlockingClient().ask("hi")
-        'HI'
-    """
+    """Make the blocking twin of an async method, with the same signature. It calls the method of ``self._async`` through the portal."""
     name = function.__name__
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -417,11 +369,7 @@ A = TypeVar("A", bound=Closable)
 
 
 class BlockingTwin(Generic[A]):
-    """Base class of the blocking twins of asynchronous objects, with ``close``, ``with`` and ``repr``.
-
-    Attributes:
-        _async: the asynchronous object.
-    """
+    """Base class of the blocking twins of asynchronous objects, with ``close``, ``with`` and ``repr``. ``_async`` is the object itself."""
 
     __slots__ = ("_async",)
 

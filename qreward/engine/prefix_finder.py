@@ -59,14 +59,9 @@ class PrefixFinder:
         self._last: tuple[int, tuple[int, ...], str, int] = 0, (), "", 0
 
     def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
-        """Return the prefix of a request, or None if the request has no prefix.
+        """Return the prefix of a request, or None if its input is not a prompt, as for a reward model, or is shorter than a block.
 
-        A request has no prefix if its input is not a prompt, as for a reward model. A prompt that is shorter than a block has a prefix only
-        if the caller has named a group.
-
-        Args:
-            call: the request.
-            named_only: return None unless the caller has named a group.
+        If the caller has named a group, a prompt of any length has a prefix. ``named_only`` returns the prefixes of such prompts alone.
         """
         if named_only and call.group is None:
             return None
@@ -82,10 +77,7 @@ class PrefixFinder:
         return self._found(call, text) if call.group is None else self._named(call, text)
 
     def _found(self, call: WireRequest, text: str) -> Prefix | None:
-        """Return the prefix of a prompt, from its blocks.
-
-        Blocks that the last two prompts had in common are not hashed again. They are only compared with the text.
-        """
+        """Return the prefix of a prompt, from its blocks. Blocks that the last two prompts had in common are not hashed again."""
         size = len(text)
         if size < BLOCK:
             return None
@@ -112,10 +104,7 @@ class PrefixFinder:
         return make_prefix(Prefix, (found, ends, float(size), False))
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
-        """Return the prefix of a named group. The keys are the same in all processes.
-
-        If the name is a tuple, it names nested groups, the outermost group first.
-        """
+        """Return the prefix of a named group. The keys are the same in all processes."""
         try:
             name: Any = call.model, call.group
             keys = self._keys.get(name)

@@ -11,8 +11,7 @@ from math import inf
 from typing import Any, Protocol, cast
 
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver, Waiter
-from qreward.engine.snapshots import result_of
+from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout, StreamInterrupted
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
@@ -62,12 +61,12 @@ class StreamAttempt:
     """Carries out one streamed attempt, once. One timer limits all its waits: it cancels the asyncio task when a wait takes too long."""
 
     __slots__ = (
-        "_attempt", "_before", "_deadline", "_expired", "_fires_at", "_gaps", "_last", "_limit", "_loop", "_receiver", "_stream", "_task",
-        "_timer", "_timing",
+        "_attempt", "_before", "_deadline", "_expired", "_fires_at", "_gaps", "_last", "_limit", "_loop", "_stream", "_task", "_timer",
+        "_timing", "_waiter",
     )  # fmt: skip
 
-    def __init__(self, attempt: Attempt, receiver: AnyStreamWaiter) -> None:
-        self._attempt, self._receiver, self._loop = attempt, receiver, receiver.driver.loop
+    def __init__(self, attempt: Attempt, waiter: AnyStreamWaiter) -> None:
+        self._attempt, self._waiter, self._loop = attempt, waiter, waiter.driver.loop
         self._timing: Any = attempt.source.stream_timing
         self._limit: float = inf  # seconds that the current wait may take
         self._last: float | None = None  # when the last chunk arrived, or None if reading has paused since
@@ -81,7 +80,7 @@ class StreamAttempt:
         """If the stream is committed and its answer has ended, report the outcome of the answer now, and close the stream soon."""
         stream = self._stream
         if stream is not None and stream.whole and self._attempt.committed:
-            self._receiver.driver.ended(self._attempt, stream.end())
+            self._waiter.driver.ended(self._attempt, stream.end())
             self._expire()
 
     async def run(self) -> Outcome:
@@ -90,7 +89,7 @@ class StreamAttempt:
         assert me is not None
         self._task, self._before = me, me.cancelling()
         attempt = self._attempt
-        backend: Any = self._receiver.driver.backend
+        backend: Any = self._waiter.driver.backend
         try:
             if self._timing is not None and (limit := self._timing.first_limit(attempt.overdue)) is not None:
                 self._limit = limit
@@ -107,25 +106,25 @@ class StreamAttempt:
             return Failure(FailureKind.TIMEOUT, RequestTimeout(message, endpoint=name))
         finally:
             self._set_timer(inf)
-            self._receiver.attempt_ended(self)
+            self._waiter.attempt_ended(self)
 
     async def _read(self, stream: OpenStream) -> Outcome:
-        self._stream, attempt, receiver = stream, self._attempt, self._receiver
+        self._stream, attempt, waiter = stream, self._attempt, self._waiter
         try:
             if stream.limits is not None:
-                receiver.driver.opened(attempt, stream.limits)
+                waiter.driver.locked(waiter.driver.engine.scheduler.opened, attempt, stream.limits)
             chunks = await self._read_first(stream)
             if chunks is not None:  # commits the attempt at its first token
-                if not receiver.driver.commit(attempt):
+                if not waiter.driver.commit(attempt):
                     return CANCELLED
                 self._timing = attempt.source.stream_timing  # ``commit`` has set it if it was not set before
                 self._limit = self._timing.gap_limit()
-                receiver.begin(attempt.task, stream)
+                waiter.begin(attempt.task, stream)
             while chunks is not None:
                 # an empty list is a keep-alive, which does not extend the limit: proxies send them even when the server hangs
                 if chunks and self._pass_on(stream, chunks):
                     self._deadline, attempt.holds_since = inf, self._loop.time()
-                    await receiver.space()
+                    await waiter.space()
                     self._last = None  # the next chunk may have arrived during the pause
                     now = self._loop.time()
                     attempt.held, attempt.holds_since = attempt.held_until(now), None
@@ -169,7 +168,7 @@ class StreamAttempt:
             self._gaps.append(now - last)
             if len(self._gaps) >= GAPS_AT_ONCE:
                 self._record_gaps()
-        full = self._receiver.put(self._attempt.task, chunks)
+        full = self._waiter.put(self._attempt.task, chunks)
         if stream.whole:  # an ending that comes with output may be one of many, as some servers send them; so it gets more time
             self._limit_ending(now, self._limit if chunks[-1].has_output else GRACE)
             return False
@@ -178,7 +177,7 @@ class StreamAttempt:
         return full
 
     def _record_gaps(self) -> None:
-        with self._receiver.driver.engine.lock:
+        with self._waiter.driver.engine.lock:
             self._timing.went_on(self._gaps)
         self._gaps.clear()
 
@@ -191,7 +190,7 @@ class StreamAttempt:
 
     def _limit_ending(self, now: float, seconds: float) -> None:
         """Limit the wait for the end of a stream whose answer has ended. It ends before the time limits of the request and the attempt."""
-        attempt, clock = self._attempt, self._receiver.driver.engine.clock()
+        attempt, clock = self._attempt, self._waiter.driver.engine.clock()
         limit = attempt.source.attempt_timeout
         limited = inf if limit is None else attempt.sent_at + limit + attempt.held_until(clock)
         left = min(seconds, attempt.task.deadline - clock - MARGIN, limited - clock - MARGIN)
@@ -255,8 +254,8 @@ class StreamingWaiter(Waiter):
 
     def _arrival(self) -> asyncio.Future[None]:
         self.check_loop()
-        self._waiting.append(waiter := self.driver.loop.create_future())
-        return waiter
+        self._waiting.append(arrival := self.driver.loop.create_future())
+        return arrival
 
     def check_loop(self) -> None:
         """Raise ``RuntimeError`` in another event loop, where the wait would never end."""
@@ -285,14 +284,14 @@ class StreamingWaiter(Waiter):
 
     async def space(self) -> None:
         while len(self._events) > self._ahead // 2 and not self._only_results:
-            self._wanted_space.append(waiter := self.driver.loop.create_future())
-            await waiter
+            self._wanted_space.append(space := self.driver.loop.create_future())
+            await space
 
 
 def wake(waiting: list[asyncio.Future[None]]) -> None:
-    for waiter in waiting:
-        if not waiter.done():
-            waiter.set_result(None)
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
     waiting.clear()
 
 
@@ -357,9 +356,6 @@ class StreamWaiter(StreamingWaiter):
 
     # called by the loop driver
 
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy())
-
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.begun and isinstance(outcome, RequestError):
             outcome = interrupted(outcome, self.text())
@@ -402,14 +398,13 @@ class StreamWaiter(StreamingWaiter):
 class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
     """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``."""
 
-    _read_at_once = 1  # an item that fails fills the queue of events too
+    _items_at_once = 1  # an item that fails fills the queue of events too
 
     def __init__(self, driver: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
         StreamingWaiter.__init__(self, driver, BATCH_AHEAD)
         BatchWaiter.__init__(self, driver, *args, **kwargs)
         self._most = most
         self._streams: dict[Task, OpenStream] = {}  # of the committed attempts; they hold the texts
-        self._read_again = False
         self._run = driver.loop.create_task(self.run())
         self._run.add_done_callback(lambda _: wake(self._waiting))
         # its exception is raised to the consumer, if there is one
@@ -419,8 +414,7 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
 
     def _resume(self) -> None:
         super()._resume()
-        if self._read_again:
-            self._read_soon()
+        self._read_if_wanted()
 
     async def ends(self) -> BatchResult[Any]:
         if not self.over():
@@ -464,8 +458,7 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
         if stream is not None and isinstance(outcome, RequestError):
             outcome = interrupted(outcome, stream.text())
         super().finish(task, outcome, source, seconds)
-        if self._read_again:
-            self._read_soon()
+        self._read_if_wanted()
 
     def _settle(self, result: Result[Any]) -> None:
         super()._settle(result)
@@ -478,30 +471,23 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
 
     # reading
 
-    def read(self, feed: BatchFeed) -> bool:
-        return self._may_read(feed) and super().read(feed)
+    def _take(self, feed: BatchFeed) -> bool:
+        return self._room() > 0 and super()._take(feed)
 
-    def _read_now(self, feed: BatchFeed) -> bool:
-        return self._may_read(feed) and super()._read_now(feed)
-
-    def _may_read(self, feed: BatchFeed) -> bool:
-        self._read_again = self._read_again or self._room(feed) <= 0
-        return self._room(feed) > 0
-
-    def _room(self, feed: BatchFeed) -> int:
+    def _room(self) -> int:
         if len(self._events) >= BATCH_AHEAD:
             return 0
-        room = super()._room(feed)
+        room = super()._room()
         return min(room, self._most - len(self._live)) if self._most else room
 
-    def _read_soon(self) -> None:
-        if self._room(self._feed) <= 0:
+    def _read_if_wanted(self) -> None:
+        """Read on, if that was requested while there was no room."""
+        if not self._feed.more_requested or self._room() <= 0:
             return
-        self._read_again = False
         if self._is_async:
             self._wanted.set()
         else:
-            self.driver.loop.call_soon(self._read_on, self._feed)
+            self.driver.loop.call_soon(self._read_later, self._feed)
 
     # the attempt's side
 

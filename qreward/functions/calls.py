@@ -12,10 +12,9 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from qreward.codecs import rate_limit_headers
-from qreward.engine.driver import Engine, runner_of
+from qreward.engine.background import SHARED
+from qreward.engine.driver import Engine, Single, runner_of
 from qreward.engine.portal import Portal, portal
-from qreward.engine.single import Single
-from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull, RateLimited
 from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled

@@ -180,7 +180,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
     def _models(self, name: str) -> OpenAIReply:
         """Return the reply with one model, or with the patterns of all routes as they are."""
         if name:
-            self._runtime.pool(name)  # raises NoEndpoint
+            self._runtime.fleet.pool(name)  # raises NoEndpoint
         names = [name] if name else [route.pattern for route in self._client.list_routes()]
         listed: list[dict[str, Any]] = [{"id": each, "object": "model", "created": 0, "owned_by": "qreward"} for each in names]
         return _reply(200, listed[0] if name else {"object": "list", "data": listed})

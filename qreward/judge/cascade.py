@@ -312,7 +312,7 @@ class Cascade:
                 stage.scorer._check_routes()
             elif (client := getattr(stage.scorer, "_client", None)) is not None:
                 for model in models_of(stage.scorer):
-                    runtime_of(client).pool(model)
+                    runtime_of(client).fleet.pool(model)
 
     async def aclose(self) -> None:
         """Close all stages."""

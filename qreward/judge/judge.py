@@ -423,15 +423,15 @@ class Judge:
         check_batch_options(options)
         runtime = runtime_of(self._client)
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
-        given = runtime.collecting(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
+        settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         size = len(items) if isinstance(items, Sized) else None
-        builder = await self._builder(common, given["deadline"], pairs=pairs)
+        builder = await self._builder(common, settings.deadline, pairs=pairs)
         prepare: Callable[[Any], Any] = builder.read if read_group is None else partial(read_group, builder)
         if self._cache is not None and read_group is None:
             items, prepare = self._cache.with_votes(items, prepare), lambda item: item
         per_model = builder.per_model if read_group is None else dict.fromkeys(builder.per_model)
         waited = runtime.clock() - began
-        return await ItemBatch(common, items, prepare, per_model=per_model, unit=what, size=size, waited=waited, **given).run()
+        return await ItemBatch(common, items, prepare, settings, per_model=per_model, unit=what, size=size, waited=waited).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
@@ -447,8 +447,8 @@ class Judge:
 
     def _calling(self, options: Mapping[str, Any]) -> Calling:
         runtime = runtime_of(self._client)
-        pools = dict(zip(self._config.model, map(runtime.pool, self._config.model), strict=True))
-        driver = runtime.driver()
+        pools = dict(zip(self._config.model, map(runtime.fleet.pool, self._config.model), strict=True))
+        driver = runtime.engine.driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:

@@ -9,9 +9,8 @@ from copy import copy
 from math import inf
 from typing import Any, NamedTuple
 
-from qreward.engine.batch import BatchWaiter, as_ours
-from qreward.engine.driver import LoopDriver, Waiter
-from qreward.engine.snapshots import ItemTallies, result_of
+from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours
+from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.calls import Again, Done, JudgeCall
 from qreward.judge.spending import Spending
@@ -22,7 +21,7 @@ from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.task import Attempt, RequestOptions, Task, TaskState
 from qreward.scheduler.why import said
 
 Evaluate = Callable[[JudgeCall, Any, str, str | None], Done | Again]
@@ -321,9 +320,6 @@ class SingleItem(Waiter):
         else:
             self.driver.submit(CallTask(flight, None if left == inf else left))
 
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy())
-
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, CallTask)
         if task is task.flight.task:
@@ -346,19 +342,20 @@ class ItemBatch(BatchWaiter):
         unit, waited: what an item is called, and the seconds of the deadline that have passed.
     """
 
-    _read_at_once = 1
+    _items_at_once = 1
+    _is_one_request = False
 
     def __init__(
         self,
         common: Calling,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Callable[[Any], Any],
+        settings: ResultSettings,
         *,
         per_model: Mapping[str, int | None],
         unit: str,
         size: int | None,
         waited: float,
-        **others: Any,
     ) -> None:
         options, pools = common.options, common.pools
         per_pool: dict[Pool, int | None] = {}
@@ -367,16 +364,15 @@ class ItemBatch(BatchWaiter):
             per_pool[pools[model]] = None if before is None or count is None else before + count
         several = None in per_pool.values() or sum(filter(None, per_pool.values())) > 1
         first = pools[next(iter(pools))]
-        super().__init__(common.driver, first, items, prepare, request_options=options, calls=per_pool, **others)
+        super().__init__(common.driver, first, items, prepare, options, settings, per_pool, size)
         self.common, self.is_stopping, self.lookups = common, False, set[asyncio.Task[None]]()
         self.execute = self._send_timed if several and options.timeout is not None else None
-        self._tallies = self.tallies = ItemTallies()
-        self._size, self._waited, self._unit = size, waited, unit
+        self._waited, self._unit, self.tallies = waited, unit, self._tallies
 
-    def _is_trying(self, feed: BatchFeed) -> bool:  # noqa: ARG002
+    def _is_trying(self) -> bool:
         return False  # ``enqueue`` decides for each call, because the calls of an item may have different feeds
 
-    def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:  # noqa: ARG002
+    def _put(self, index: int, payload: Any) -> None:
         if isinstance(payload, Invalid):
             error = as_ours(payload.error, f"{self._unit[:-1]} {index}", "judged")
             self._settle(Result(index, None, error, None, 0.0, 0.0, extra=payload.extra))
@@ -430,7 +426,7 @@ class ItemBatch(BatchWaiter):
         assert isinstance(task, CallTask)
         if task is not task.flight.task:
             return
-        self.tallies.add_request(result_of(task, outcome, source, seconds))
+        self.tallies.add(result_of(task, outcome, source, seconds))
         for item, _ in task.flight.items:
             if item.waiter is self:
                 item.until = task.deadline if item.until == inf else item.until

@@ -11,13 +11,12 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchWaiter, endpoint_stats
 from qreward.engine.driver import Engine, LoopDriver
-from qreward.engine.snapshots import load_of
-from qreward.results import Explanation, ReasonCode, RouteLoad, RouteState, dollars
+from qreward.results import EndpointState, EndpointStats, Explanation, ReasonCode, RouteLoad, RouteState, dollars
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.source import Source
+from qreward.scheduler.source import Source, standing
 from qreward.scheduler.why import KEPT, explain, reason_of, route_of, waiting_in
 from qreward.settings.policies import Endpoint
 
@@ -269,3 +268,19 @@ class SnapshotMaker:
             name: (max(0, ok - before.get(name, (0, 0))[0]) / passed, max(0, tokens - before.get(name, (0, 0))[1]) / passed)
             for name, (ok, tokens) in counts.items()
         }
+
+
+def stats_of(source: Source, now: float) -> EndpointStats:
+    obstacle = standing(now, source)
+    seconds = None if obstacle.seconds == inf else obstacle.seconds
+    sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.endpoint).limits)
+    state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
+    return endpoint_stats(source.tally, source.latency, predicted_tokens=int(source.prefix_cache.predicted_tokens), state=state)
+
+
+def load_of(pool: Pool) -> RouteLoad:
+    """Return the load of a pool's sources. Slots of a source that is out of service do not count as capacity."""
+    sources = list(pool.sources)  # a copy, because another thread may change them
+    well = [source for source in sources if source.health.in_service and source.down_since is None]
+    in_flight = sum(source.inflight for source in sources)
+    return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))

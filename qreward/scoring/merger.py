@@ -14,9 +14,8 @@ from qreward.batching.collector import ALL, OVER, WAITING, Collector, ItemState,
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import MergeLimits, may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import REPORTED
-from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchResult, Result
 from qreward.scheduler.failure_policy import unanswered
@@ -131,8 +130,8 @@ class MergedRequest(Task):
             self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
 
 
-class RequestMerger:
-    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``)."""
+class RequestMerger(Waiter):
+    """Merges items into requests, and receives the outcomes of these requests."""
 
     def __init__(
         self,
@@ -201,7 +200,7 @@ class RequestMerger:
                 self._collector.put(item)
                 if not batch and item.timeout is not None:
                     item.until = now + item.timeout
-                    self._collector.deadlines.add(item, item.until)
+                    self._collector.add_deadline(item, item.until)
         self.driver.waiters[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
@@ -232,7 +231,7 @@ class RequestMerger:
         if wanted:
             self.driver.locked(self._submit, paused)
         with engine.lock:
-            wake = self._collector.deadlines.next()
+            wake = self._collector.next_deadline()
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
@@ -271,14 +270,11 @@ class RequestMerger:
         self._timer = None
         now = self.driver.engine.clock()
         with self.driver.engine.lock:
-            late = self._collector.deadlines.due(now)
+            late = self._collector.due(now)
         self.end(late, partial(timeout_error, now), late=True)
         self._continue()
 
     # called by the loop driver
-
-    def start(self, attempt: Attempt) -> None:
-        self.driver.spawn(attempt, self.context.copy(), self)
 
     async def execute(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
@@ -379,7 +375,7 @@ class RequestMerger:
                     item.waiter.took()
                     if item.timeout is not None:
                         item.until = deadline(now, source, self._pool, item.timeout, item.waiter.opened_at)
-                        self._collector.deadlines.add(item, item.until)
+                        self._collector.add_deadline(item, item.until)
             item.attach(request)
             item.state = TaskState.SENT
         return taken
@@ -510,7 +506,8 @@ class RequestMerger:
         self._withdraw(unfilled)
         for each in classes.values():
             if each.feed is not None:
-                self.driver.close_feed(each.feed)
+                with self.driver.engine.lock:
+                    self.driver.engine.scheduler.close_feed(each.feed)
         self.driver.waiters.pop(self, None)
         self._idle()
 
@@ -560,7 +557,7 @@ class ItemWaiter:
 class MergedBatchWaiter(BatchWaiter):
     """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns."""
 
-    def __init__(self, *args: Any, spec: MergeSpec, find: Callable[[Hashable], RequestMerger], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, spec: MergeSpec, find: Callable[..., RequestMerger], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
@@ -579,7 +576,7 @@ class MergedBatchWaiter(BatchWaiter):
         return self._feed.opened_at
 
     def more(self) -> None:
-        if self._feed.failing is None and self._room(self._feed) > 0:
+        if self._feed.failing is None and self._room() > 0:
             self.read(self._feed)
 
     def took(self) -> None:
@@ -590,7 +587,7 @@ class MergedBatchWaiter(BatchWaiter):
     def unread(self) -> float:
         if self._feed.ended:
             return 0
-        return inf if self._size is None else max(0, self._size - self._read)
+        return inf if self._size is None else max(0, self._size - self._count)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if task in self._live:  # otherwise the item was dropped while other items were being finished
@@ -607,31 +604,31 @@ class MergedBatchWaiter(BatchWaiter):
         self._end_trying(feed)
         return super().read(feed)
 
-    def _read_now(self, feed: BatchFeed) -> bool:
-        super()._read_now(feed)
-        self._hand_over(feed)
+    def _take(self, feed: BatchFeed) -> bool:
+        super()._take(feed)
+        self._hand_over()
         if feed.ended:
             self._end_trying(feed)
         return True
 
-    def _room(self, feed: BatchFeed) -> int:
-        return AHEAD - len(feed.incoming) - sum(merger.waiting for merger in self._mergers.values())
+    def _room(self) -> int:
+        return AHEAD - len(self._feed.incoming) - sum(merger.waiting for merger in self._mergers.values())
 
-    def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:
+    def _put(self, index: int, payload: Any) -> None:
         item = MergedItem(payload, self._pool, self._request_options, self, index)
         self._live[item] = None
-        feed.read(item)
+        self._feed.read(item)
         if self._is_async:
-            self._hand_over(feed)
+            self._hand_over()
 
-    def _hand_over(self, feed: BatchFeed) -> None:
+    def _hand_over(self) -> None:
         fresh: dict[Hashable, list[Any]] = {}
-        for item in feed.incoming:
+        for item in self._feed.incoming:
             fresh.setdefault(self._spec.key(item.payload), []).append(item)
-        feed.incoming.clear()
+        self._feed.incoming.clear()
         for key, items in fresh.items():
             if key not in self._mergers:
-                self._mergers[key] = self._find(key)
+                self._mergers[key] = self._find(self.driver, self._pool, self._spec, self._request_options.tenant, key)
                 self._mergers[key].batches[self] = None
             self._mergers[key].put(items, batch=True)
 
@@ -644,8 +641,8 @@ class MergedBatchWaiter(BatchWaiter):
             del self._live[item]
         self._end(unsent)
 
-    def _is_trying(self, feed: BatchFeed) -> bool:
-        return bool(feed.incoming or self._waiting())
+    def _is_trying(self) -> bool:
+        return bool(self._feed.incoming or self._waiting())
 
     def _end_trying(self, feed: BatchFeed) -> None:
         """Fail the items that wait in the mergers if no endpoint is alive, but one, whose attempts show when an endpoint is back."""

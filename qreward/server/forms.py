@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from qreward.batching.reward_buffer.schemas import Query, check_mode, with_prompts
+from qreward.batching.reward_buffer import Query, check_mode, with_prompts
 from qreward.codecs.json import REFUSED
 from qreward.errors import BadRequest
 from qreward.server.config import ServerConfig

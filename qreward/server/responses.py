@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from qreward.batching.reward_buffer.schemas import InvalidScores, Mode, ScoreResult, answer_of, summary
+from qreward.batching.reward_buffer import InvalidScores, Mode, ScoreResult, answer_of, summary
 from qreward.codecs.error_body import INVALID_SCORES
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.server.forms import ScoreRequest

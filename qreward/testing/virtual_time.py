@@ -8,8 +8,8 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from qreward.engine.background import Job
 from qreward.engine.driver import Engine
-from qreward.engine.threads import Job
 from qreward.functions.calls import Inbox, Time, replaced_time
 from qreward.functions.function import cancel_timers
 

@@ -18,7 +18,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import TransportError
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.kinds import LocalScore
-from qreward.engine.threads import SHARED
+from qreward.engine.background import SHARED
 from qreward.errors import BadRequest, ClientClosed, ConnectionFailed, QueueFull, RateLimited, RequestTimeout
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import Endpoint

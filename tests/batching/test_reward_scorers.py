@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_tools import Lengths, each, run
 
-from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
-from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
+from qreward.batching.reward_buffer import InvalidScores, RewardBuffer, ScoreResult, read_scores
 
 pytestmark = pytest.mark.real_time  # plain scorers run in threads
 

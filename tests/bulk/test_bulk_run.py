@@ -257,7 +257,7 @@ async def test_a_run_whose_batch_an_operator_cancels_leaves_its_lines_to_the_nex
     folder, backend = Folder(tmp_path, lines(100)), Backend()
 
     def cancel(run: BulkRun) -> None:
-        (batch,) = [each for each in run.runtime.driver().waiters if isinstance(each, BatchWaiter)]
+        (batch,) = [each for each in run.runtime.engine.driver().waiters if isinstance(each, BatchWaiter)]
         steer({1: run.runtime}, Order("cancel", str(batch.number), reason="wrong prompt"))
 
     report = await folder.run(backend, on_start=lambda run: asyncio.get_running_loop().call_later(2.5, cancel, run))

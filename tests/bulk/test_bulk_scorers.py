@@ -75,7 +75,7 @@ async def test_a_judge_whose_batch_an_operator_cancels_leaves_its_items_to_the_n
     folder, backend, judge = Folder(tmp_path, items(100)), Backend(scores), judge_of(scale=(0, 9))
 
     def cancel(run: Any) -> None:
-        (batch,) = [each for each in run.runtime.driver().waiters if isinstance(each, BatchWaiter)]
+        (batch,) = [each for each in run.runtime.engine.driver().waiters if isinstance(each, BatchWaiter)]
         batch.cancel("wrong prompt")
 
     report = await folder.run(

@@ -150,7 +150,7 @@ async def test_a_batch_that_is_cancelled_leaves_nothing_behind() -> None:
         await asyncio.sleep(0)
         runtime = client._runtime
         assert [source.inflight for source in runtime.fleet.sources()] == [0]
-        assert not runtime.driver().waiters
+        assert not runtime.engine.driver().waiters
     assert server.live == 0
 
 

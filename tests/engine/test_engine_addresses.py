@@ -18,7 +18,7 @@ from reload_tools import Servers, ask, begin
 
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, QRewardClient, Route
 from qreward.cli.check import check_all
-from qreward.engine import addresses
+from qreward.engine import fleet
 from qreward.live.channel import Order, steer
 from qreward.runtime import runtime_of
 from qreward.settings.client import ClientConfig
@@ -44,7 +44,7 @@ class Names:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     found = Names("10.0.0.2", "10.0.0.1", "10.0.0.1")
-    monkeypatch.setattr(addresses.socket, "getaddrinfo", found)
+    monkeypatch.setattr(fleet.socket, "getaddrinfo", found)
     return found
 
 
@@ -144,7 +144,7 @@ def test_a_list_is_lines_or_json_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "judges"
     for text in ("# judges\nhttp://a:1/v1\n\n http://b:2/v1/ # slow\n", '["http://a:1/v1", "http://b:2/v1"]'):
         file.write_text(text)
-        config = addresses.resolved(ClientConfig(endpoints=(Endpoint(f"list:{file}", models=["m"]),)))
+        config = fleet.resolved(ClientConfig(endpoints=(Endpoint(f"list:{file}", models=["m"]),)))
         assert [(each.name, each.base_url, each.models) for each in config.endpoints] == [
             ("a:1", "http://a:1/v1", ("m",)),
             ("b:2", "http://b:2/v1", ("m",)),

@@ -13,7 +13,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
 
 from qreward import ClientClosed, DeadlineExceeded, QRewardClient, RequestError, RequestTimeout
-from qreward.engine.single import Single
+from qreward.engine.driver import Single
 
 
 async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_back() -> None:

@@ -11,7 +11,7 @@ from engine_tools import MODEL, FakeWire, ask, broken, chat, chats, client_of, e
 
 from qreward import CircuitOpen, NoEndpoint, QRewardClient
 from qreward.engine.fleet import MAX_MODELS
-from qreward.engine.snapshots import load_of
+from qreward.live.snapshot import load_of
 
 
 def begin(client: QRewardClient, count: int = 100, **settings: Any) -> asyncio.Future[Any]:

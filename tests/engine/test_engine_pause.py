@@ -85,7 +85,7 @@ async def test_items_do_not_fail_for_an_outage_while_nothing_may_be_sent() -> No
         batch = begin(client, timeout=60, on_result=lambda result: result.ok or failed.append(result))
         await asyncio.sleep(12)
         client.pause()
-        waiters: Any = client._runtime.driver().waiters
+        waiters: Any = client._runtime.engine.driver().waiters
         begun = sum(task.sent_at is not None for waiter in waiters for task in waiter._live)
         await asyncio.sleep(1000)
         assert len(failed) <= begun, "only the timeouts of requests that were sent before"
@@ -99,7 +99,7 @@ async def test_a_cancelled_batch_keeps_what_is_done_and_gives_the_rest_the_reaso
     async with client_of(wire, {"a": 2}) as client:
         batch, other = begin(client), begin(client, 3)
         await asyncio.sleep(2.5)
-        waiter = next(each for each in client._runtime.driver().waiters if isinstance(each, BatchWaiter))
+        waiter = next(each for each in client._runtime.engine.driver().waiters if isinstance(each, BatchWaiter))
         waiter.driver.later(partial(waiter.cancel, "wrong prompt"))
         results = await batch
         assert len(results) == 30

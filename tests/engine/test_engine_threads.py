@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from qreward.engine import threads
-from qreward.engine.threads import Workers
+from qreward.engine import background
+from qreward.engine.background import Workers
 
 PATIENCE = 30.0
 """Seconds after which a test that should have been woken fails."""
@@ -212,7 +212,7 @@ def test_where_the_system_gives_no_further_thread_the_answer_is_no_and_without_a
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads.threading, "Thread", NoThread)
+    monkeypatch.setattr(background.threading, "Thread", NoThread)
     assert not workers.run(bodies)
     assert busy(workers) == 1
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -226,7 +226,7 @@ def test_where_the_system_gives_no_further_thread_the_answer_is_no_and_without_a
 def output_of(script: str) -> str:
     prelude = """
 import os, threading, time
-from qreward.engine.threads import Workers, SHARED
+from qreward.engine.background import Workers, SHARED
 idle = lambda workers: workers._idle
 busy = lambda workers: max(0, workers._threads - workers._idle)
 """

@@ -12,7 +12,7 @@ import pytest
 from ray_fakes import FakeRay, installed
 from shared_tools import until
 
-from qreward.batching.reward_buffer.schemas import InvalidScores
+from qreward.batching.reward_buffer import InvalidScores
 from qreward.integrations.ray.backends import RemoteActor, ScorerActor, ScorerSpec, portable
 from qreward.integrations.ray.pool import rows_of
 

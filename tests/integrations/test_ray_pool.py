@@ -11,7 +11,7 @@ import pytest
 from ray_fakes import FakeRay, here, installed
 from shared_tools import until
 
-from qreward.batching.reward_buffer.schemas import InvalidScores
+from qreward.batching.reward_buffer import InvalidScores
 from qreward.errors import ClientClosed, ConfigError, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
 from qreward.integrations.ray import pool as pool_module

@@ -108,7 +108,7 @@ def test_what_dead_processes_left_is_shown_and_removed() -> None:
 
 async def test_a_blocked_event_loop_is_told_by_another_thread_with_the_place_that_blocks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     client, told = new_client(), list[Any]()
-    client._runtime.driver()
+    client._runtime.engine.driver()
     monkeypatch.setattr(LoopDriver, "lag", lambda _: 3.5)
     with opened() as made:
         made.add(client._runtime)

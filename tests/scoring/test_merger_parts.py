@@ -96,5 +96,5 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     request = MergedRequest(pool, made[0].priority_class, merger)
     assert merger.fill(2.5, request, source)
     assert [member.index for member in request.members] == [2]
-    assert merger._collector.deadlines.due(2.5) == made[:2]
+    assert merger._collector.due(2.5) == made[:2]
     assert not merger.fill(9.0, MergedRequest(pool, made[0].priority_class, merger), source)

@@ -18,7 +18,7 @@ from telemetry_tools import Seen, attributes, tree
 from qreward import Hedge, Limits, Retry, SyncQRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.engine.single import Single
+from qreward.engine.driver import Single
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.task import RequestOptions
 from qreward.testing.virtual_time import run_in_virtual_time

@@ -17,8 +17,7 @@ from typing import Any, Self, Unpack, get_args
 from qreward.batching import BatchQueue
 from qreward.batching.collector import halves
 from qreward.batching.in_flight import isolate
-from qreward.batching.reward_buffer import RewardBuffer
-from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
+from qreward.batching.reward_buffer import InvalidScores, RewardBuffer, read_scores
 from qreward.batching.settings import Options, check_seconds, check_whole
 from qreward.engine import background
 from qreward.errors import ClientClosed, ConfigError, ConnectionFailed, Rejected, RequestTimeout

@@ -27,8 +27,19 @@ from qreward.errors import (
     RequestTimeout,
 )
 from qreward.judge.config import JudgeConfig
-from qreward.judge.scorers import AnyScorer, check_finite, described, models_of, one_by_one, unblocked
-from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, check_batch_options
+from qreward.judge.types import (
+    AnyScorer,
+    Item,
+    JudgeAnswer,
+    Scorer,
+    Verdict,
+    check_batch_options,
+    check_finite,
+    described,
+    models_of,
+    one_by_one,
+    unblocked,
+)
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, seconds
 from qreward.progress import start_progress
 from qreward.records import added
@@ -330,7 +341,7 @@ class Cascade:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.types.described` uses them."""
         return [[stage.name, described(stage.scorer), stage.min_confidence, stage.confidence] for stage in self._stages]
 
     def __repr__(self) -> str:

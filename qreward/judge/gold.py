@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, RequestError
-from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate
+from qreward.judge.calibration import Calibration, Method, check_installed, check_labels, range_to_calibrate
 from qreward.judge.judge import Judge
 from qreward.judge.verdict_parser import bounds
 from qreward.options import JudgeBatchOptions
@@ -138,7 +138,7 @@ async def calibrate(
     to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
     items, labels = labelled(gold, scale)
     check_labels(labels)
-    fitting()  # so that a missing package raises before anything is sent
+    check_installed()  # before anything is sent
     batch = await judge.batch_score(items, **options)
     errors = list(batch.errors.values())
     if len(errors) > MOST_FAILED * len(batch):

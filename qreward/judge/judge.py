@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,21 +19,19 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
-from qreward.judge.answers import Answer, forms_of
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
-from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
+from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
 from qreward.judge.loop import Calling, Flights, ItemBatch, SingleItem
 from qreward.judge.parsing import ScoreVerdict
-from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, ResponseGroup, Responses, budget_of, read_group
 from qreward.judge.requests import Builders, RequestBuilder
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
-from qreward.judge.verdict_parser import VerdictParser, verdict_named
+from qreward.judge.verdict_parser import Answer, VerdictParser, forms_of, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of
@@ -65,7 +63,7 @@ class Judge:
         answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
             the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
             an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
-        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.presets.PRESETS`.
+        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.config.PRESETS`.
         response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
             description of how to answer, so the prompt must contain a description.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
@@ -296,7 +294,7 @@ class Judge:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.types.described` uses them."""
         identity, config, calibration = self.identity, self._config, self.calibration
         calibrated = None if calibration is None else calibration.model_dump()
         return [identity.models, identity.settings, config.range, config.min_label_mass, config.reasks, calibrated]
@@ -339,7 +337,7 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        group = ResponseGroup(item, comparisons, self._builders.get(self._builders.written, pairs=True), self._cache, strict=True)
+        group = ResponseGroup(item, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
 
         def with_builder(builder: RequestBuilder, group: ResponseGroup) -> ResponseGroup:
             group.builder = builder
@@ -377,8 +375,7 @@ class Judge:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         budget_of(1, comparisons)
-        read = partial(read_group, comparisons=comparisons, cache=self._cache)
-        return await self._many(groups, options, "groups", pairs=True, read_group=read)
+        return await self._many(groups, options, "groups", pairs=True, read_group=partial(read_group, comparisons=comparisons))
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -406,10 +403,7 @@ class Judge:
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, common = runtime_of(self._client).clock(), self._calling(options)
         item = (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields)
-        if self._cache is not None:
-            await self._cache.fill([item])
-        decided = await SingleItem(common, item).decided(born)
-        return item.result(decided, item.usage, cached=not item.sent)
+        return await SingleItem(common, item).result(born)
 
     async def _many(
         self,
@@ -424,14 +418,11 @@ class Judge:
         runtime = runtime_of(self._client)
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         given = runtime.collecting(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
-        size = len(items) if isinstance(items, Sized) else None
         builder = await self._builder(common, given["deadline"], pairs=pairs)
         prepare: Callable[[Any], Any] = builder.read if read_group is None else partial(read_group, builder)
-        if self._cache is not None and read_group is None:
-            items, prepare = self._cache.with_votes(items, prepare), lambda item: item
         per_model = builder.per_model if read_group is None else dict.fromkeys(builder.per_model)
         waited = runtime.clock() - began
-        return await ItemBatch(common, items, prepare, per_model=per_model, unit=what, size=size, waited=waited, **given).run()
+        return await ItemBatch(common, items, prepare, per_model=per_model, unit=what, waited=waited, **given).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
@@ -454,7 +445,7 @@ class Judge:
             with self._lock:
                 flights = self._flights.setdefault(driver, {})
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(driver, flights, self._evaluate, self._spending, request_options, pools)
+        return Calling(driver, flights, self._evaluate, self._spending, self._cache, request_options, pools)
 
     def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
         step = evaluate(call, answer, form)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from contextvars import copy_context
 from copy import copy
 from math import inf
 from typing import Any, NamedTuple
 
-from qreward.engine.batch import BatchWaiter, as_ours
+from qreward.engine.background import report_error
+from qreward.engine.batch import BatchWaiter, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.judge.cache import Cache
 from qreward.judge.calls import Again, Done, JudgeCall
 from qreward.judge.spending import Spending
-from qreward.judge.types import JudgeAnswer
+from qreward.judge.types import JudgeAnswer, one_by_one
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
 from qreward.scheduler.failure_policy import unanswered
@@ -29,6 +32,8 @@ Evaluate = Callable[[JudgeCall, Any, str, str | None], Done | Again]
 """A function from a call, its decoded answer or error, its response format, and the name of the endpoint, to what follows."""
 Flights = dict[Hashable, "Flight"]
 """Key of a call -> its flight, for the calls of one judge in one event loop."""
+LOOKED_UP = 64
+"""Maximum number of items of a batch whose answers are looked up in the cache together."""
 
 
 class Calling(NamedTuple):
@@ -38,6 +43,7 @@ class Calling(NamedTuple):
     flights: Flights
     evaluate: Evaluate
     spending: Spending
+    cache: Cache | None
     options: RequestOptions
     pools: Mapping[str, Pool]
 
@@ -51,14 +57,14 @@ class Invalid(NamedTuple):
 
 class ItemCalls:
     """Holds an item and the outcomes of its calls. ``decide`` makes the outcome of the item from them, or None while it is undecided, and
-    ``result`` what the caller receives. ``extra`` has the fields that are not judged."""
+    ``result`` what the caller receives. ``extra`` has the fields that are not judged. ``ended`` receives what the caller receives, or an
+    error, for an item that is no item of a batch itself."""
 
     __slots__ = (
         "answered", "begun", "born", "calls", "decide", "done", "ended", "endpoint", "extra", "index", "inflight", "outcomes", "result",
         "sent", "timer", "trail", "until", "usage", "waiter",
     )  # fmt: skip
     waiter: SingleItem | ItemBatch
-    ended: Callable[[ItemCalls, Any], object]
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class ItemCalls:
         self.index, self.born, self.until = 0, 0.0, inf
         self.inflight: dict[int, Flight] = {}
         self.done = self.sent = False
+        self.ended: asyncio.Future[Any] | None = None
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
@@ -79,9 +86,11 @@ class ItemCalls:
         self.begun: float | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def begin(self, waiter: SingleItem | ItemBatch, ended: Callable[[ItemCalls, Any], object], born: float, until: float = inf) -> None:
-        """Send the calls without an outcome, or share equal calls that are in flight. ``ended`` receives the outcome of the item."""
-        self.waiter, self.ended, self.born, self.until = waiter, ended, born, until
+    def begin(self, waiter: SingleItem | ItemBatch, born: float, until: float = inf) -> None:
+        """Send the calls without an outcome, or share equal calls that are in flight."""
+        if self.done:  # the batch has ended while the cache was read
+            return
+        self.waiter, self.born, self.until = waiter, born, until
         if any(self.outcomes) and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
             return
@@ -136,7 +145,9 @@ class ItemCalls:
             decided.usage = self.usage
             if isinstance(decided, RequestTimeout) and self.trail:
                 decided = with_trail(decided, self.trail)
-        self.ended(self, decided)
+        else:
+            decided = self.result(decided, self.usage, cached=not self.sent)
+        self.waiter.end_item(self, decided)
 
     def leave(self, error: QRewardError | None = None) -> None:
         """Stop waiting for all flights. ``error`` is the error of the engine with which the item ends."""
@@ -287,18 +298,16 @@ class SingleItem(Waiter):
     def __init__(self, common: Calling, item: ItemCalls) -> None:
         self.common, self.driver, self._item, self.context = common, common.driver, item, copy_context()
 
-    async def decided(self, born: float) -> Any:
-        """Send the calls, and return the decided outcome of the item. ``born`` is when its timeout began. Raises its error."""
-        driver, timeout, ended = self.driver, self.common.options.timeout, self.driver.loop.create_future()
-
-        def end(_: ItemCalls, decided: Any) -> None:
-            if not ended.done():
-                ended.set_result(decided)
-
+    async def result(self, born: float) -> Any:
+        """Send the calls, and return what the caller receives. ``born`` is when the timeout of the item began. Raises its error."""
+        driver, item, timeout = self.driver, self._item, self.common.options.timeout
+        if self.common.cache is not None:
+            await fill([item], self.common.cache)
+        item.ended = driver.loop.create_future()
         driver.waiters[self] = None
         try:
-            self._item.begin(self, end, born, inf if timeout is None else born + timeout)
-            decided = await ended
+            item.begin(self, born, inf if timeout is None else born + timeout)
+            result = await item.ended
         except GeneratorExit:  # the coroutine is discarded, perhaps while this thread holds the engine's lock
             driver.later(self._leave)
             raise
@@ -306,13 +315,17 @@ class SingleItem(Waiter):
             self._leave()
             raise
         self._leave()
-        if isinstance(decided, QRewardError):
-            raise decided
-        return decided
+        if isinstance(result, QRewardError):
+            raise result
+        return result
 
     def _leave(self) -> None:
         self.driver.waiters.pop(self, None)
         self._item.leave()
+
+    def end_item(self, item: ItemCalls, outcome: Any) -> None:
+        if item.ended is not None and not item.ended.done():
+            item.ended.set_result(outcome)
 
     def enqueue(self, flight: Flight, *, again: bool) -> None:  # noqa: ARG002 - for a batch
         left = flight.latest() - self.driver.engine.clock()
@@ -341,7 +354,7 @@ class ItemBatch(BatchWaiter):
     """Sends the calls of many items.
 
     Args:
-        prepare: makes the calls of an item, a group of items that has ``start``, or ``Invalid``.
+        prepare: makes the calls of an item, a ``ResponseGroup``, or ``Invalid``.
         per_model: name of a model -> number of calls for an item; None if it is not known.
         unit, waited: what an item is called, and the seconds of the deadline that have passed.
     """
@@ -356,19 +369,21 @@ class ItemBatch(BatchWaiter):
         *,
         per_model: Mapping[str, int | None],
         unit: str,
-        size: int | None,
         waited: float,
         **others: Any,
     ) -> None:
-        options, pools = common.options, common.pools
+        options, pools, size = common.options, common.pools, size_of(items)
         per_pool: dict[Pool, int | None] = {}
         for model, count in per_model.items():  # fewer calls, if items share them
             before = per_pool.get(pools[model], 0)
             per_pool[pools[model]] = None if before is None or count is None else before + count
         several = None in per_pool.values() or sum(filter(None, per_pool.values())) > 1
         first = pools[next(iter(pools))]
+        if common.cache is not None and unit == "items":
+            items, prepare = with_votes(items, prepare, common.cache), lambda item: item
         super().__init__(common.driver, first, items, prepare, request_options=options, calls=per_pool, **others)
-        self.common, self.is_stopping, self.lookups = common, False, set[asyncio.Task[None]]()
+        self.common, self._is_stopping = common, False
+        self._stop_error: Callable[[], QRewardError] | None = None
         self.execute = self._send_timed if several and options.timeout is not None else None
         self._tallies = self.tallies = ItemTallies()
         self._size, self._waited, self._unit = size, waited, unit
@@ -382,25 +397,46 @@ class ItemBatch(BatchWaiter):
             self._settle(Result(index, None, error, None, 0.0, 0.0, extra=payload.extra))
             return
         payload.index = index
+        self._live[payload] = None
         if isinstance(payload, ItemCalls):
-            self._live[payload] = None
-            payload.begin(self, self._end_item, self.driver.engine.clock())
+            payload.begin(self, self.driver.engine.clock())
         else:
-            payload.start(self)
+            self.driver.loop.create_task(self._rank(payload)).add_done_callback(report_error)
 
-    def expect(self, items: Iterable[ItemCalls]) -> None:
-        """Wait for items of a group."""
-        self._live.update(dict.fromkeys(items))
-
-    def proceed(self, *ended: ItemCalls) -> None:
-        """Forget items of a group that have ended, and hand over the calls of its next items."""
-        for item in ended:
-            self._live.pop(item, None)
-        self._hand_out()
+    async def _rank(self, group: Any) -> None:
+        """Judge the pairs of a group, round after round, and settle its result. When the batch is stopping, no round begins."""
+        born, outcome = self.driver.engine.clock(), None
+        try:
+            while (pairs := group.next_pairs()) and not self._is_stopping:
+                await self._round(group, pairs)
+            outcome = group.outcome() if not pairs else self._stop_error and self._stop_error()
+        except asyncio.CancelledError:  # a pair was dropped
+            pass
+        del self._live[group]
+        if outcome is not None:
+            answer, error = (None, outcome) if isinstance(outcome, QRewardError) else (JudgeAnswer(outcome), None)
+            if error is not None:
+                error.usage = group.usage
+            self._settle(Result(group.index, answer, error, None, self.driver.engine.clock() - born, 0.0, (), group.extra))
         self._end_if_done()
 
-    def settle(self, result: Result[Any]) -> None:
-        self._settle(result)
+    async def _round(self, group: Any, pairs: Sequence[Any]) -> None:
+        items: dict[Any, ItemCalls] = {}
+        for pair in pairs:
+            item = group.item(pair)
+            if isinstance(item, Invalid):
+                group.record(pair, as_ours(item.error, f"pair {pair}", "judged"), None)
+            else:
+                items[pair], item.waiter, item.ended = item, self, self.driver.loop.create_future()
+        self._live.update(dict.fromkeys(items.values()))
+        if self.common.cache is not None:
+            await fill(items.values(), self.common.cache)
+        for item in items.values():
+            item.begin(self, self.driver.engine.clock())
+        self._hand_out()
+        for pair, item in items.items():
+            assert item.ended is not None
+            group.record(pair, await item.ended, item.usage)
 
     def enqueue(self, flight: Flight, *, again: bool) -> None:
         """Append a call to the feed of its pool. A call that was sent before is put first."""
@@ -438,38 +474,79 @@ class ItemBatch(BatchWaiter):
                     item.born, item.begun = task.born, task.sent_at
         task.flight.finish(task, outcome, source, seconds)
 
-    def _end_item(self, item: ItemCalls, decided: Any) -> None:
+    def end_item(self, item: ItemCalls, outcome: Any) -> None:
         self._live.pop(item, None)
+        if item.ended is not None:  # a pair of a group
+            item.ended.set_result(outcome)
+            return
         queued, seconds, answer, trail, error = 0.0, 0.0, None, item.trail, None
         if item.begun is not None:
             queued = item.begun - item.born
-        if isinstance(decided, QRewardError):
-            error = decided
+        if isinstance(outcome, QRewardError):
+            error = outcome
         else:
-            answer = JudgeAnswer(item.result(decided, item.usage, cached=not item.sent))
+            answer = JudgeAnswer(outcome)
             seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
             trail = trail if item.answered is None else (*trail, item.answered)
         self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, trail, item.extra))
         self._end_if_done()
 
+    def _item_calls(self) -> list[ItemCalls]:
+        return [each for each in self._live if isinstance(each, ItemCalls)]
+
     def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:
-        self.is_stopping = True
-        for lookup in self.lookups:
-            lookup.cancel()
+        self._is_stopping, self._stop_error = True, make_error
         self._close_feeds()
-        for item in list(self._live):
-            item.leave() if make_error is None else item.end(make_error())
-        self._live.clear()
+        for item in self._item_calls():
+            if make_error is None:
+                self._drop(item)
+            else:
+                item.end(make_error())
+
+    def _drop(self, item: ItemCalls) -> None:
+        del self._live[item]
+        item.leave()
+        if item.ended is not None:
+            item.ended.cancel()
 
     def abandon(self) -> list[Task]:
         self._close_feeds()
         self.common.flights.clear()
-        flights = {flight for item in self._live for flight in item.inflight.values() if flight.sender is self}
+        flights = {flight for item in self._item_calls() for flight in item.inflight.values() if flight.sender is self}
         return [flight.task for flight in flights if flight.task is not None]
 
     def _drop_unstarted(self) -> None:
-        self._feed.ended = self.is_stopping = True
-        for item in list(self._live):
+        self._feed.ended = self._is_stopping = True
+        for item in self._item_calls():
             if item.begun is None and not any(flight.is_begun() for flight in item.inflight.values()):
-                del self._live[item]
-                item.leave()
+                self._drop(item)
+
+
+async def fill(items: Iterable[ItemCalls], cache: Cache) -> None:
+    """Fill in the outcomes of calls whose answers are in the cache."""
+    found = await cache.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
+    for item in items:
+        for place, call in enumerate(item.calls):
+            with suppress(Exception):  # of an answer that could be parsed when it was stored; the parser or the score function has changed
+                item.outcomes[place] = call.judge_model.vote(found[call.key], swapped=call.swapped) if call.key in found else None
+
+
+async def with_votes(items: Iterable[Any] | AsyncIterable[Any], read: Callable[[Any], Any], cache: Cache) -> AsyncIterator[Any]:
+    """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``LOOKED_UP`` items together, or one
+    by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
+    most, failure, ended = 1 if isinstance(items, AsyncIterable) else LOOKED_UP, None, False
+    async with aclosing(one_by_one(items)) as inputs:
+        while not ended:
+            chunk: list[Any] = []
+            try:
+                while len(chunk) < most:
+                    chunk.append(read(await anext(inputs)))
+            except StopAsyncIteration:
+                ended = True
+            except Exception as error:
+                ended, failure = True, error
+            await fill([item for item in chunk if isinstance(item, ItemCalls)], cache)
+            for item in chunk:
+                yield item
+    if failure is not None:
+        raise failure

@@ -16,7 +16,6 @@ from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
-from qreward.judge.answers import shown_in
 from qreward.judge.calls import JudgeCall, JudgeModel
 from qreward.judge.codec import encoded
 from qreward.judge.config import JudgeConfig
@@ -26,7 +25,7 @@ from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.types import Comparison, Preference, Verdict
-from qreward.judge.verdict_parser import VerdictParser
+from qreward.judge.verdict_parser import VerdictParser, shown_in
 from qreward.judge.writing import AnswerFormat, WritingModel, noted, parser_of
 from qreward.results import Usage
 

@@ -14,14 +14,13 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.error_body import one_line
 from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
-from qreward.judge.answers import JSON
 from qreward.judge.codec import JUDGE, LOG, ModelReply, Reply, encoded, log_unknown, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, Rubric
 from qreward.judge.types import CriterionResult, CriterionResults, Vote
-from qreward.judge.verdict_parser import VerdictParser
+from qreward.judge.verdict_parser import JSON, VerdictParser
 from qreward.options import preparer
 
 SENT_BACK = 4000

@@ -23,7 +23,7 @@ from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
-from qreward.judge.loop import Calling, Flights, ItemBatch, SingleItem
+from qreward.judge.loop import Calling, Flights, ItemBatch
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, ResponseGroup, Responses, budget_of, read_group
@@ -402,8 +402,7 @@ class Judge:
 
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, common = runtime_of(self._client).clock(), self._calling(options)
-        item = (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields)
-        return await SingleItem(common, item).result(born)
+        return await (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields).judged(common, born)
 
     async def _many(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from itertools import combinations, pairwise
-from statistics import correlation, fmean
+from statistics import correlation, fmean, variance
 from typing import Any, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse
@@ -113,15 +113,10 @@ def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | Non
     every = [rating for column in items for rating in column]
     if len(set(every)) < 2:
         return None
-    # For n numbers, the squared differences of all ordered pairs add up to 2 n times the sum of squared deviations from the mean.
-    observed = sum(_deviations(column) * len(column) / (len(column) - 1) for column in items)
-    expected = _deviations(every) * len(every) / (len(every) - 1)
+    # the mean squared difference of all pairs of n numbers is twice their variance
+    observed: float = sum(variance(column) * len(column) for column in items)
+    expected: float = variance(every) * len(every)
     return 1 - observed / expected
-
-
-def _deviations(numbers: Sequence[float]) -> float:
-    mean = fmean(numbers)
-    return sum((number - mean) ** 2 for number in numbers)
 
 
 def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:

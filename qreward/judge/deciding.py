@@ -18,7 +18,7 @@ from qreward.judge.codec import DecidedReply, Reply, encoded, fingerprint_of
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.prompts import Messages
-from qreward.judge.rubric import Criterion, CriterionGroup, DecidedCriteria, Rubric
+from qreward.judge.rubric import Criterion, DecidedCriteria, Rubric
 from qreward.judge.types import Vote
 from qreward.options import preparer
 
@@ -50,7 +50,7 @@ class DecidingModel:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self._group, self.reads = CriterionGroup(self._criteria), "".join(each.reads for each in self._criteria)
+        self.reads = "".join(each.reads for each in self._criteria)
         self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
@@ -88,7 +88,7 @@ class DecidingModel:
             if why:
                 raise Unreadable(f"{self._names[place]}{why}")
         if (single := self._single) is None:  # the score is computed from all requests of the sample
-            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._group, table))
+            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, table))
         numbers = table.probabilities
         if swapped:
             numbers = (numbers[1], numbers[0], *numbers[2:])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +12,6 @@ from pydantic import BaseModel
 
 from qreward.client import QRewardClient
 from qreward.decisions import MIN_LABEL_MASS
-from qreward.engine import background
-from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
@@ -138,21 +134,12 @@ class Judge:
         self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
-        self._reset_process_state()
-        background.watch(self, Judge._reset_process_state)
+        self._flights: Flights = {}
 
     @property
     def answer(self) -> str:
         """The form of the answers: as declared, or as the prompt shows it, or ``json``. With a prompt for pairs only, of those on pairs."""
         return self._answers[self._given["prompt"] is None and self._given["pair_prompt"] is not None]
-
-    def _reset_process_state(self) -> object:
-        """Create the state that belongs to one process. Returns that of the parent process."""
-        inherited = self.__dict__.get("_flights")
-        self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-        self._spending.lock = threading.Lock()
-        return inherited
 
     @classmethod
     def from_config(cls, client: QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False) -> Judge:
@@ -438,13 +425,8 @@ class Judge:
     def _calling(self, options: Mapping[str, Any]) -> Calling:
         runtime = runtime_of(self._client)
         pools = dict(zip(self._config.model, map(runtime.pool, self._config.model), strict=True))
-        driver = runtime.driver()
-        flights = self._flights.get(driver)
-        if flights is None:
-            with self._lock:
-                flights = self._flights.setdefault(driver, {})
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(driver, flights, self._evaluate, self._spending, self._cache, request_options, pools)
+        return Calling(runtime.driver(), self._flights, self._evaluate, self._spending, self._cache, request_options, pools)
 
     def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
         step = evaluate(call, answer, form)

@@ -31,7 +31,7 @@ from qreward.scheduler.why import said
 Evaluate = Callable[[JudgeCall, Any, str, str | None], Done | Again]
 """A function from a call, its decoded answer or error, its response format, and the name of the endpoint, to what follows."""
 Flights = dict[Hashable, "Flight"]
-"""Key of a call -> its flight: of the calls of a batch, or of all calls outside of batches of one judge in one event loop."""
+"""Key of a call -> its flight: of the calls of a batch, or of all calls outside of batches of one judge."""
 LOOKED_UP = 64
 """Maximum number of items of a batch whose answers are looked up in the cache together."""
 
@@ -119,7 +119,7 @@ class ItemCalls:
         for place, call in enumerate(self.calls):
             if self.outcomes[place] is not None:
                 continue
-            key = (call.key, call.judge_model.reads, call.swapped, level, tenant, hedge)
+            key = (common.driver, call.key, call.judge_model.reads, call.swapped, level, tenant, hedge)
             flight = common.flights.get(key)
             if flight is None:
                 flight = common.flights[key] = Flight(key, call, common)

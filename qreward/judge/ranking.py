@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
-from math import ceil, exp, log2, sqrt
+from math import ceil, log2, sqrt
 from operator import mul
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from qreward.errors import BatchCancelled, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.aggregation import quorum_error
+from qreward.judge.calibration import sigmoid
 from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.requests import RequestBuilder, extra_of, fields_of
@@ -54,7 +55,7 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
         for index in range(size):
             hessian[index][index] = precision
         for (first, second), score in scores.items():
-            expected = _better(strengths[first], strengths[second])
+            expected = sigmoid(strengths[first] - strengths[second])
             slope[first] += score - expected
             slope[second] -= score - expected
             curvature = expected * (1 - expected)
@@ -70,11 +71,6 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
         if length < _CLOSE_ENOUGH:
             break
     return Fit(strengths, covariance)
-
-
-def _better(first: float, second: float) -> float:
-    difference = first - second
-    return 1 / (1 + exp(-difference)) if difference >= 0 else exp(difference) / (1 + exp(difference))
 
 
 def _inverse(matrix: Matrix) -> Matrix:
@@ -128,7 +124,7 @@ def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[Inde
 
     def information(pair: IndexPair) -> float:
         first, second = pair
-        better = _better(strengths[first], strengths[second])
+        better = sigmoid(strengths[first] - strengths[second])
         return better * (1 - better) * (covariance[first][first] + covariance[second][second] - 2 * covariance[first][second])
 
     chosen: list[IndexPair] = []
@@ -216,7 +212,7 @@ def scored(fitted: Fit, places: Sequence[int]) -> tuple[tuple[float, ...], tuple
     of_mean = sum(map(mul, with_mean, share))
     scores, errors = [], []
     for place, strength in enumerate(fitted.strengths):
-        score = _better(strength, mean)
+        score = sigmoid(strength - mean)
         variance = fitted.covariance[place][place] - 2 * with_mean[place] + of_mean
         scores.append(round(score, _DIGITS))
         errors.append(score * (1 - score) * sqrt(max(0.0, variance)))

@@ -200,7 +200,7 @@ class VerdictParser:
             raise Unreadable(f"The answer is not whole: {described(reply.ending)}.")
         parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=None if self.form is JSON else self.form)
         what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"
-        verdict = _called(what, parse, reply.text, self.model)
+        verdict = called(what, parse, reply.text, self.model)
         reward = self._own_score(verdict) if self._score is None else self._users_score(verdict)
         if reward is None:
             raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
@@ -208,11 +208,11 @@ class VerdictParser:
 
     def _own_score(self, verdict: BaseModel) -> float | None:
         name = f"{self._attribute!r} of {self.model.__name__}"
-        value = _called(name, getattr, verdict, self._attribute)
+        value = called(name, getattr, verdict, self._attribute)
         value = value.value if isinstance(value, Enum) else value
         if value is None:
             return None
-        number = _number(float(value) if self._is_number and isinstance(value, str) else value, name)
+        number = finite(float(value) if self._is_number and isinstance(value, str) else value, name)
         if self._range is None:
             return number
         low, high = self.scale if self._is_number else (0.0, 1.0)
@@ -225,11 +225,11 @@ class VerdictParser:
 
     def _users_score(self, verdict: BaseModel) -> float | None:
         name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
-        reward = _called(name, self._score, verdict)  # type: ignore[arg-type]
-        return None if reward is None else _number(reward, name)
+        reward = called(name, self._score, verdict)  # type: ignore[arg-type]
+        return None if reward is None else finite(reward, name)
 
 
-def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call the user's code. Its exceptions become ``ScoreFunctionError``, except those that must not be caught."""
     try:
         return function(*arguments)
@@ -251,11 +251,11 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
     raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")
 
 
-def _number(value: Any, of: str) -> float:
+def finite(value: Any, of: str) -> float:
     try:
-        number = nan if isinstance(value, str | bytes) else float(value)
-    except Exception as error:
-        raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a number") from error
+        number = nan if isinstance(value, str | bytes) else float(value)  # also of numpy
+    except Exception:
+        number = nan
     if not isfinite(number):
         raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a finite number")
     return number

@@ -16,11 +16,10 @@ _HOMES = {
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
     "qreward.functions.watcher": ("ConfigWatcher",),
-    "qreward.judge.agreement": ("AgreementReport", "agreement"),
+    "qreward.judge.agreement": ("AgreementReport", "agreement", "calibrate"),
     "qreward.judge.calibration": ("Calibration",),
     "qreward.judge.cascade": ("Cascade", "CascadeConfig", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
-    "qreward.judge.gold": ("calibrate",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
     "qreward.judge.ranking": ("Ranking",),
@@ -103,12 +102,12 @@ if TYPE_CHECKING:
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
     from qreward.judge.agreement import AgreementReport as AgreementReport
     from qreward.judge.agreement import agreement as agreement
+    from qreward.judge.agreement import calibrate as calibrate
     from qreward.judge.calibration import Calibration as Calibration
     from qreward.judge.cascade import Cascade as Cascade
     from qreward.judge.cascade import CascadeConfig as CascadeConfig
     from qreward.judge.cascade import SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
-    from qreward.judge.gold import calibrate as calibrate
     from qreward.judge.judge import Judge as Judge
     from qreward.judge.judge import SyncJudge as SyncJudge
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict

@@ -168,7 +168,7 @@ class CalibrationQuality(Policy):
 class Calibration(Policy):
     """Maps a judge's score, in 0..1, to the probability that the label is yes, or to the expected label.
 
-    Make a calibration with :func:`~qreward.judge.gold.calibrate`, or with :meth:`fit` from scores that you have.
+    Make a calibration with :func:`~qreward.judge.agreement.calibrate`, or with :meth:`fit` from scores that you have.
 
     Attributes:
         method: ``temperature``, ``platt`` or ``isotonic``; see :func:`~qreward.judge.calibration.fit`.

@@ -22,8 +22,8 @@ from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, ex
 from qreward.judge.loop import Calling, Flights, ItemBatch
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
-from qreward.judge.ranking import Ranking, ResponseGroup, Responses, budget_of, read_group
-from qreward.judge.requests import Builders, RequestBuilder
+from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
+from qreward.judge.requests import Builders, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
@@ -324,7 +324,7 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        group = ResponseGroup(item, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
+        group = ResponseGroup(item, None, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
 
         def with_builder(builder: RequestBuilder, group: ResponseGroup) -> ResponseGroup:
             group.builder = builder
@@ -332,7 +332,7 @@ class Judge:
 
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, "groups", pairs=True, read_group=with_builder)
+        (result,) = await self._many([group], options, with_builder, "groups", pairs=True)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
@@ -362,7 +362,11 @@ class Judge:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         budget_of(1, comparisons)
-        return await self._many(groups, options, "groups", pairs=True, read_group=partial(read_group, comparisons=comparisons))
+
+        def read(builder: RequestBuilder, group: Any) -> Any:
+            return prepared(group, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
+
+        return await self._many(groups, options, read, "groups", pairs=True)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -395,20 +399,19 @@ class Judge:
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
+        read: Callable[[RequestBuilder, Any], Any] = RequestBuilder.read,
         what: str = "items",
         *,
         pairs: bool = False,
-        read_group: Callable[[RequestBuilder, Any], Any] | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime = runtime_of(self._client)
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         given = runtime.collecting(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         builder = await self._builder(common, given["deadline"], pairs=pairs)
-        prepare: Callable[[Any], Any] = builder.read if read_group is None else partial(read_group, builder)
-        per_model = builder.per_model if read_group is None else dict.fromkeys(builder.per_model)
+        per_model = builder.per_model if what == "items" else dict.fromkeys(builder.per_model)
         waited = runtime.clock() - began
-        return await ItemBatch(common, items, prepare, per_model=per_model, unit=what, waited=waited, **given).run()
+        return await ItemBatch(common, items, partial(read, builder), per_model=per_model, unit=what, waited=waited, **given).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``

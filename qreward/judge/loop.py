@@ -185,15 +185,15 @@ class ItemCalls:
 
 
 class CallTask(Task):
-    """Sends the call of a flight once. ``until`` is when the last of the items that wait for it ends."""
+    """Sends the call of a flight once."""
 
-    __slots__ = ("flight", "form", "until")
+    __slots__ = ("flight", "form")
 
     def __init__(self, flight: Flight, timeout: float | None) -> None:
         options, model = flight.common.options, flight.call.judge_model
         pool, waiter = flight.common.pools[model.model], flight.common.batch or flight
         super().__init__(flight.call.request(), pool, options.level, timeout, waiter, 0, options.tenant)
-        self.form, self.hedge, self.flight, self.until = model.format, options.hedge, flight, flight.latest()
+        self.form, self.hedge, self.flight = model.format, options.hedge, flight
         self.prefix = pool.prefix_of_task(self.payload)
         flight.task = self
 
@@ -216,7 +216,7 @@ class Flight(Waiter):
     """Holds one call until its value or final error, and the items that wait for it, the first of which pays for it. The call may be sent
     several times: by the batch of its items, or by itself."""
 
-    __slots__ = ("_key", "call", "common", "context", "driver", "endpoint", "items", "task", "trail")
+    __slots__ = ("_key", "call", "common", "context", "driver", "endpoint", "items", "task", "trail", "until")
     execute = None
 
     def __init__(self, key: Hashable, call: JudgeCall, common: Calling) -> None:
@@ -235,7 +235,10 @@ class Flight(Waiter):
     def send(self, *, again: bool = False) -> None:
         if self.common.batch is not None:
             self.common.batch.enqueue(self, again=again)
-        elif (left := self.latest() - self.driver.engine.clock()) <= 0:
+            return
+        self.until = self.latest()  # when the time of the task is over
+        left = self.until - self.driver.engine.clock()
+        if left <= 0:
             self.end(self.items[0][0].late())
         else:
             self.driver.submit(CallTask(self, None if left == inf else left))
@@ -313,10 +316,10 @@ class Flight(Waiter):
             value.endpoint, value.attempts = value.endpoint or self.endpoint, self.trail
         elif source is not None:
             payer.answered = successful(task.trail or (), source.name, seconds)
-        if not isinstance(value, RequestTimeout) or common.batch is not None or self.latest() <= task.until:
+        if not isinstance(value, RequestTimeout) or common.batch is not None or self.latest() <= self.until:
             self.end(value)
             return
-        over = [each for each in self.items if each[0].until <= task.until]
+        over = [each for each in self.items if each[0].until <= self.until]
         self.items = [each for each in self.items if each not in over]
         self.end(value, over)
         if self.items:  # the end of one item may have ended other items

@@ -16,7 +16,7 @@ from qreward.judge.aggregation import quorum_error
 from qreward.judge.calibration import sigmoid
 from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.prompts import in_words, is_absent
-from qreward.judge.requests import RequestBuilder, extra_of, fields_of
+from qreward.judge.requests import RequestBuilder
 from qreward.judge.types import Comparison
 from qreward.records import added
 from qreward.results import Usage
@@ -255,11 +255,11 @@ class ResponseGroup:
     def __init__(
         self,
         fields: Mapping[str, Any],
+        extra: Mapping[str, Any] | None,
         comparisons: int | None,
         builder: RequestBuilder,
         *,
         strict: bool = False,
-        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.index, self.builder, self.extra = 0, builder, extra
         self.usage: Usage | None = None
@@ -317,12 +317,3 @@ class ResponseGroup:
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
         return Ranking(scores, errors, comparisons, len(self._errors), self.usage, cached)
-
-
-def read_group(builder: RequestBuilder, item: Any, comparisons: int | None) -> ResponseGroup | Invalid:
-    extra = None
-    try:
-        extra = extra_of(item, GROUP_NAMES)
-        return ResponseGroup(fields_of(item, GROUP_NAMES), comparisons, builder, extra=extra)
-    except Exception as error:
-        return Invalid(error, extra)

@@ -252,12 +252,13 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
 
 
 def finite(value: Any, of: str) -> float:
+    cause = None
     try:
         number = nan if isinstance(value, str | bytes) else float(value)  # also of numpy
-    except Exception:
-        number = nan
+    except Exception as error:
+        number, cause = nan, error
     if not isfinite(number):
-        raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a finite number")
+        raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a finite number") from cause
     return number
 
 

@@ -26,11 +26,10 @@ _HOMES = {
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.function": ("schedule", "ScheduleMetrics", "ScheduleStats"),
     "qreward.functions.watcher": ("ConfigWatcher",),
-    "qreward.judge.agreement": ("agreement", "AgreementReport"),
+    "qreward.judge.agreement": ("agreement", "AgreementReport", "calibrate"),
     "qreward.judge.calibration": ("Calibration",),
     "qreward.judge.cascade": ("Cascade", "CascadeConfig", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
-    "qreward.judge.gold": ("calibrate",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
     "qreward.judge.ranking": ("Ranking",),
@@ -79,11 +78,10 @@ if TYPE_CHECKING:  # the same names, because type checkers read only statements
     from qreward.functions.config import ScheduleConfig as ScheduleConfig
     from qreward.functions.function import schedule as schedule, ScheduleMetrics as ScheduleMetrics, ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
-    from qreward.judge.agreement import agreement as agreement, AgreementReport as AgreementReport
+    from qreward.judge.agreement import agreement as agreement, AgreementReport as AgreementReport, calibrate as calibrate
     from qreward.judge.calibration import Calibration as Calibration
     from qreward.judge.cascade import Cascade as Cascade, CascadeConfig as CascadeConfig, SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
-    from qreward.judge.gold import calibrate as calibrate
     from qreward.judge.judge import Judge as Judge, SyncJudge as SyncJudge
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict, ScoreVerdict as ScoreVerdict, YesNoVerdict as YesNoVerdict
     from qreward.judge.ranking import Ranking as Ranking

@@ -51,7 +51,7 @@ UPWARD = {
     ("client", "bulk.inputs"): "for types only",
     ("client", "bulk.report"): "for types only",
     ("client", "compat.names"): "names of QReward 0.1.7, looked up when a program imports one",
-    ("client", "judge.scorers"): "for types only",
+    ("client", "judge.types"): "for types only",
     ("live.channel", "runtime"): "for types only",
     ("results", "render"): "a result draws itself when a notebook asks for it",
     ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",

@@ -24,8 +24,7 @@ from qreward.errors import (
     QRewardError,
     RequestTimeout,
 )
-from qreward.judge.scorers import check_finite
-from qreward.judge.types import Scorer, Verdict
+from qreward.judge.types import Scorer, Verdict, check_finite
 from qreward.records import AttemptRecord
 from qreward.results import EndpointStats, Result, Usage, dollars
 from qreward.runtime import Runtime

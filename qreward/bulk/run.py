@@ -20,8 +20,7 @@ from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
-from qreward.judge.scorers import AnyScorer, described, unblocked
-from qreward.judge.types import Scorer
+from qreward.judge.types import AnyScorer, Scorer, described, unblocked
 from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Explanation, Result, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of

@@ -17,9 +17,8 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
 from qreward.integrations.trainers.verdicts import read_verdicts, report_of, summary
 from qreward.judge import Judge, make_scorer
-from qreward.judge.agreement import AgreementReport, agreement
+from qreward.judge.agreement import AgreementReport, agreement, calibrate
 from qreward.judge.calibration import METHODS, Calibration
-from qreward.judge.gold import calibrate
 from qreward.judge.types import Scorer
 from qreward.settings.client import config_from_env
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
-    from qreward.judge.scorers import AnyScorer
+    from qreward.judge.types import AnyScorer
     from qreward.live.channel import LiveView
     from qreward.live.trace import Trace
     from qreward.telemetry import Telemetry

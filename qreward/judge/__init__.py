@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from qreward.judge.agreement import AgreementReport, agreement
+from qreward.judge.agreement import AgreementReport, agreement, calibrate
 from qreward.judge.calibration import Calibration
 from qreward.judge.cascade import Cascade, CascadeConfig, SyncScorer
 from qreward.judge.config import JudgeConfig
-from qreward.judge.gold import calibrate
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
 from qreward.judge.ranking import Ranking

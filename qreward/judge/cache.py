@@ -8,26 +8,19 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qreward.engine import background
-from qreward.judge.calls import JudgeCall
 from qreward.judge.codec import ModelReply, Reply
-from qreward.judge.loop import Invalid, ItemCalls
-from qreward.judge.scorers import one_by_one
-from qreward.judge.types import Vote
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
 PATIENCE = 5.0
 """Maximum seconds to wait while another process writes to the file."""
-CHUNK = 64
-"""Maximum number of items whose answers are looked up together."""
 
 _log = logging.getLogger("qreward")
 
@@ -77,39 +70,11 @@ class Cache:
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
 
-    async def fill(self, items: Iterable[ItemCalls]) -> None:
-        """Fill in the outcomes of calls whose answers are in the file."""
-        found = await self.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
-        for item in items:
-            item.outcomes = [_vote(call, found.get(call.key)) for call in item.calls]
-
     async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> Mapping[bytes, ModelReply]:
         """Return the answers for these pairs of key and model, if an endpoint has sent their fingerprint last."""
         if not keys:
             return {}
         return await asyncio.get_running_loop().run_in_executor(self._thread(), self._select, keys)  # runs after pending writes
-
-    async def with_votes(
-        self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls | Invalid]
-    ) -> AsyncIterator[Any]:
-        """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``CHUNK`` items together, or one
-        by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
-        most, failure, ended = 1 if isinstance(items, AsyncIterable) else CHUNK, None, False
-        async with aclosing(one_by_one(items)) as inputs:
-            while not ended:
-                chunk: list[ItemCalls | Invalid] = []
-                try:
-                    while len(chunk) < most:
-                        chunk.append(read(await anext(inputs)))
-                except StopAsyncIteration:
-                    ended = True
-                except Exception as error:
-                    ended, failure = True, error
-                await self.fill([item for item in chunk if isinstance(item, ItemCalls)])
-                for item in chunk:
-                    yield item
-        if failure is not None:
-            raise failure
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
@@ -219,13 +184,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
-def _vote(call: JudgeCall, reply: ModelReply | None) -> Vote | None:
-    try:
-        return None if reply is None else call.judge_model.vote(reply, swapped=call.swapped)
-    except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed
-        return None
 
 
 def _prepare(file: sqlite3.Connection) -> None:

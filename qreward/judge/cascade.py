@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
-from math import isfinite, nan
+from math import isfinite
 from typing import Any, NamedTuple, Unpack, cast
 
 from pydantic import Field, field_validator
@@ -27,8 +27,20 @@ from qreward.errors import (
     RequestTimeout,
 )
 from qreward.judge.config import JudgeConfig
-from qreward.judge.scorers import AnyScorer, check_finite, described, models_of, one_by_one, unblocked
-from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, check_batch_options
+from qreward.judge.types import (
+    AnyScorer,
+    Item,
+    JudgeAnswer,
+    Scorer,
+    Verdict,
+    check_batch_options,
+    check_finite,
+    described,
+    models_of,
+    one_by_one,
+    unblocked,
+)
+from qreward.judge.verdict_parser import ScoreFunctionError, called, finite
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, seconds
 from qreward.progress import start_progress
 from qreward.records import added
@@ -118,16 +130,13 @@ class Stage(NamedTuple):
     def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
         where = f"the confidence function of stage {self.name!r}"
         try:
-            confidence = function(verdict)
-        except Exception as error:
-            raise InvalidResponse(f"{where} raised {type(error).__name__}: {error}; the fault is in your code (see __cause__)") from error
+            confidence = called(where, function, verdict)
+        except ScoreFunctionError as error:
+            raise InvalidResponse(f"{error}; the fault is in your code (see __cause__)") from error.__cause__
         try:
-            number = 0.0 if confidence is None else nan if isinstance(confidence, str | bytes) else float(confidence)  # also of numpy
-        except (TypeError, ValueError, OverflowError):
-            number = nan
-        if not isfinite(number):
-            raise InvalidResponse(f"{where} returned {confidence!r}, which is not a finite number; return None where it is not sure")
-        return None if confidence is None else number
+            return None if confidence is None else finite(confidence, where)
+        except ScoreFunctionError as error:
+            raise InvalidResponse(f"{error}; return None where it is not sure") from None
 
 
 def completed(before: Sequence[tuple[str, Outcome]], stage: str, outcome: Outcome) -> Outcome:
@@ -330,7 +339,7 @@ class Cascade:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.types.described` uses them."""
         return [[stage.name, described(stage.scorer), stage.min_confidence, stage.confidence] for stage in self._stages]
 
     def __repr__(self) -> str:

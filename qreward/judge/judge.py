@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import weakref
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,26 +12,22 @@ from pydantic import BaseModel
 
 from qreward.client import QRewardClient
 from qreward.decisions import MIN_LABEL_MASS
-from qreward.engine import background
-from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
-from qreward.judge.answers import Answer, forms_of
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
-from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.loop import Calling, Flights, ItemBatch, SingleItem
+from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
+from qreward.judge.loop import Calling, Flights, ItemBatch
 from qreward.judge.parsing import ScoreVerdict
-from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
-from qreward.judge.ranking import Ranking, ResponseGroup, Responses, budget_of, read_group
-from qreward.judge.requests import Builders, RequestBuilder
+from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
+from qreward.judge.requests import Builders, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
-from qreward.judge.verdict_parser import VerdictParser, verdict_named
+from qreward.judge.verdict_parser import Answer, VerdictParser, forms_of, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of
@@ -65,7 +59,7 @@ class Judge:
         answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
             the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
             an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
-        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.presets.PRESETS`.
+        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.config.PRESETS`.
         response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
             description of how to answer, so the prompt must contain a description.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
@@ -140,21 +134,12 @@ class Judge:
         self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
-        self._reset_process_state()
-        background.watch(self, Judge._reset_process_state)
+        self._flights: Flights = {}
 
     @property
     def answer(self) -> str:
         """The form of the answers: as declared, or as the prompt shows it, or ``json``. With a prompt for pairs only, of those on pairs."""
         return self._answers[self._given["prompt"] is None and self._given["pair_prompt"] is not None]
-
-    def _reset_process_state(self) -> object:
-        """Create the state that belongs to one process. Returns that of the parent process."""
-        inherited = self.__dict__.get("_flights")
-        self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-        self._spending.lock = threading.Lock()
-        return inherited
 
     @classmethod
     def from_config(cls, client: QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False) -> Judge:
@@ -296,7 +281,7 @@ class Judge:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.types.described` uses them."""
         identity, config, calibration = self.identity, self._config, self.calibration
         calibrated = None if calibration is None else calibration.model_dump()
         return [identity.models, identity.settings, config.range, config.min_label_mass, config.reasks, calibrated]
@@ -339,7 +324,7 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        group = ResponseGroup(item, comparisons, self._builders.get(self._builders.written, pairs=True), self._cache, strict=True)
+        group = ResponseGroup(item, None, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
 
         def with_builder(builder: RequestBuilder, group: ResponseGroup) -> ResponseGroup:
             group.builder = builder
@@ -347,7 +332,7 @@ class Judge:
 
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, "groups", pairs=True, read_group=with_builder)
+        (result,) = await self._many([group], options, with_builder, "groups", pairs=True)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
@@ -377,8 +362,11 @@ class Judge:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         budget_of(1, comparisons)
-        read = partial(read_group, comparisons=comparisons, cache=self._cache)
-        return await self._many(groups, options, "groups", pairs=True, read_group=read)
+
+        def read(builder: RequestBuilder, group: Any) -> Any:
+            return prepared(group, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
+
+        return await self._many(groups, options, read, "groups", pairs=True)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -405,33 +393,25 @@ class Judge:
 
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, common = runtime_of(self._client).clock(), self._calling(options)
-        item = (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields)
-        if self._cache is not None:
-            await self._cache.fill([item])
-        decided = await SingleItem(common, item).decided(born)
-        return item.result(decided, item.usage, cached=not item.sent)
+        return await (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields).judged(common, born)
 
     async def _many(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
+        read: Callable[[RequestBuilder, Any], Any] = RequestBuilder.read,
         what: str = "items",
         *,
         pairs: bool = False,
-        read_group: Callable[[RequestBuilder, Any], Any] | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime = runtime_of(self._client)
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
-        size = len(items) if isinstance(items, Sized) else None
         builder = await self._builder(common, settings.deadline, pairs=pairs)
-        prepare: Callable[[Any], Any] = builder.read if read_group is None else partial(read_group, builder)
-        if self._cache is not None and read_group is None:
-            items, prepare = self._cache.with_votes(items, prepare), lambda item: item
-        per_model = builder.per_model if read_group is None else dict.fromkeys(builder.per_model)
+        per_model = builder.per_model if what == "items" else dict.fromkeys(builder.per_model)
         waited = runtime.clock() - began
-        return await ItemBatch(common, items, prepare, settings, per_model=per_model, unit=what, size=size, waited=waited).run()
+        return await ItemBatch(common, items, partial(read, builder), settings, per_model=per_model, unit=what, waited=waited).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
@@ -448,13 +428,8 @@ class Judge:
     def _calling(self, options: Mapping[str, Any]) -> Calling:
         runtime = runtime_of(self._client)
         pools = dict(zip(self._config.model, map(runtime.fleet.pool, self._config.model), strict=True))
-        driver = runtime.engine.driver()
-        flights = self._flights.get(driver)
-        if flights is None:
-            with self._lock:
-                flights = self._flights.setdefault(driver, {})
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(driver, flights, self._evaluate, self._spending, request_options, pools)
+        return Calling(runtime.engine.driver(), self._flights, self._evaluate, self._spending, self._cache, request_options, pools)
 
     def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
         step = evaluate(call, answer, form)

@@ -198,9 +198,10 @@ class Prompt:
         if missing := self._needed - given.keys():
             raise ConfigError(f"the item has no {min(missing)!r} to judge (it is missing or has no value); its fields are {_listed(given)}")
         used = given.keys() if self._known is None else self._known | self.names
-        if extra:
-            check_extra(given.keys() - used, used - given.keys())
-        elif unused := given.keys() - used:
+        unused = given.keys() - used
+        if unused and extra:
+            check_extra(unused, used - given.keys())
+        elif unused:
             name = min(unused)
             raise ConfigError(
                 f"the field {name!r} is not used: the {self._what} uses {_listed(self.names or used)}; "

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations, pairwise
-from math import ceil, exp, log2, sqrt
+from math import ceil, log2, sqrt
 from operator import mul
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from qreward.engine.background import report_error
-from qreward.engine.batch import as_ours
 from qreward.errors import BatchCancelled, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.aggregation import quorum_error
-from qreward.judge.cache import Cache
-from qreward.judge.loop import Invalid, ItemBatch, ItemCalls
+from qreward.judge.calibration import sigmoid
+from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.prompts import in_words, is_absent
-from qreward.judge.requests import RequestBuilder, extra_of, fields_of
-from qreward.judge.types import Comparison, JudgeAnswer
+from qreward.judge.requests import RequestBuilder
+from qreward.judge.types import Comparison
 from qreward.records import added
-from qreward.results import Result, Usage
+from qreward.results import Usage
 
 IndexPair = tuple[int, int]
 """The indexes of the two responses of a pair."""
@@ -57,7 +55,7 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
         for index in range(size):
             hessian[index][index] = precision
         for (first, second), score in scores.items():
-            expected = _better(strengths[first], strengths[second])
+            expected = sigmoid(strengths[first] - strengths[second])
             slope[first] += score - expected
             slope[second] -= score - expected
             curvature = expected * (1 - expected)
@@ -73,11 +71,6 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
         if length < _CLOSE_ENOUGH:
             break
     return Fit(strengths, covariance)
-
-
-def _better(first: float, second: float) -> float:
-    difference = first - second
-    return 1 / (1 + exp(-difference)) if difference >= 0 else exp(difference) / (1 + exp(difference))
 
 
 def _inverse(matrix: Matrix) -> Matrix:
@@ -131,7 +124,7 @@ def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[Inde
 
     def information(pair: IndexPair) -> float:
         first, second = pair
-        better = _better(strengths[first], strengths[second])
+        better = sigmoid(strengths[first] - strengths[second])
         return better * (1 - better) * (covariance[first][first] + covariance[second][second] - 2 * covariance[first][second])
 
     chosen: list[IndexPair] = []
@@ -219,7 +212,7 @@ def scored(fitted: Fit, places: Sequence[int]) -> tuple[tuple[float, ...], tuple
     of_mean = sum(map(mul, with_mean, share))
     scores, errors = [], []
     for place, strength in enumerate(fitted.strengths):
-        score = _better(strength, mean)
+        score = sigmoid(strength - mean)
         variance = fitted.covariance[place][place] - 2 * with_mean[place] + of_mean
         scores.append(round(score, _DIGITS))
         errors.append(score * (1 - score) * sqrt(max(0.0, variance)))
@@ -256,21 +249,20 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 
 class ResponseGroup:
-    """Holds the comparisons of one group of responses. Each is an item of the batch that :meth:`start` receives. When the last pair of a
-    round has its outcome, the next round begins. Every response is checked at once; ``strict`` refuses fields that no template names."""
+    """Holds the comparisons of one group of responses, in rounds: the scores so far decide which pairs are compared next. Every response is
+    checked at once; ``strict`` refuses fields that no template names."""
 
     def __init__(
         self,
         fields: Mapping[str, Any],
+        extra: Mapping[str, Any] | None,
         comparisons: int | None,
         builder: RequestBuilder,
-        cache: Cache | None,
         *,
         strict: bool = False,
-        extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self.index, self.builder, self._cache, self._extra = 0, builder, cache, extra
-        self._usage: Usage | None = None
+        self.index, self.builder, self.extra = 0, builder, extra
+        self.usage: Usage | None = None
         self._fields = {name: value for name, value in fields.items() if name != "responses"}
         self._responses, self._places = unique_responses(fields)
         self._size, self._budget = len(self._responses), budget_of(len(self._responses), comparisons)
@@ -283,93 +275,45 @@ class ResponseGroup:
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
         return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
 
-    def start(self, batch: ItemBatch) -> None:
-        self._batch, self._clock = batch, batch.driver.engine.clock
-        self._born = self._clock()
-        self._next_round()
+    @property
+    def _scores(self) -> dict[IndexPair, float]:
+        return {pair: comparison.score for pair, comparison in self._done.items()}
 
-    def _next_round(self) -> None:
-        """Compare the next pairs, or end the group: its budget is spent, no comparison succeeded so far, or the batch is stopping."""
-        batch, left = self._batch, self._budget - len(self._asked)
-        scores = {pair: comparison.score for pair, comparison in self._done.items()}
-        is_over = batch.is_stopping or left <= 0 or (self._errors and not scores)
-        pairs = [] if is_over else next_pairs(self._size, left, self._asked, scores)
-        self._asked.update(pairs)
-        self._pending = len(pairs)
-        if not pairs:
-            outcome = self.outcome()
-            answer, error = (JudgeAnswer(outcome), None) if isinstance(outcome, Ranking) else (None, outcome)
-            batch.settle(Result(self.index, answer, error, None, self._clock() - self._born, 0.0, (), self._extra))
-            return
-        items: dict[ItemCalls, IndexPair] = {}
-        for pair in pairs:
-            item = self.builder.read(self._pair(pair))
-            if isinstance(item, ItemCalls):
-                items[item] = pair
-            else:
-                self._record(pair, as_ours(item.error, f"pair {pair}", "judged"), None)
-        batch.expect(items)
-        if self._cache is None:
-            self._begin(items)
-        else:
-            lookup = batch.driver.loop.create_task(self._look_up(items, self._cache))
-            batch.lookups.add(lookup)
-            lookup.add_done_callback(batch.lookups.discard)
-            lookup.add_done_callback(report_error)
+    def next_pairs(self) -> Sequence[IndexPair]:
+        """Return the pairs of the next round; empty if the budget is spent, or no comparison succeeded so far."""
+        left = self._budget - len(self._asked)
+        if left <= 0 or (self._errors and not self._done):
+            return ()
+        return next_pairs(self._size, left, self._asked, self._scores)
 
-    async def _look_up(self, items: Mapping[ItemCalls, IndexPair], cache: Cache) -> None:
-        await cache.fill(items)
-        self._begin(items)
-        self._batch.proceed()
+    def item(self, pair: IndexPair) -> ItemCalls | Invalid:
+        self._asked.add(pair)
+        return self.builder.read(self._pair(pair))
 
-    def _begin(self, items: Mapping[ItemCalls, IndexPair]) -> None:
-        for item, pair in items.items():
-            if not item.done:
-                item.begin(self._batch, partial(self._end_pair, pair), self._clock())
-
-    def _end_pair(self, pair: IndexPair, item: ItemCalls, decided: Any) -> None:
-        if not isinstance(decided, QRewardError):
-            decided = item.result(decided, item.usage, cached=not item.sent)
-        self._record(pair, decided, item.usage)
-        self._batch.proceed(item)
-
-    def _record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
-        self._pending -= 1
-        self._usage = added(self._usage, usage)
+    def record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
+        self.usage = added(self.usage, usage)
         if isinstance(outcome, QRewardError):
             self._errors.append(outcome)
         else:
             self._done[pair] = outcome
-        if not self._pending:
-            self._next_round()
 
     def outcome(self) -> Ranking | QRewardError:
-        """Return the ranking; an error if too many comparisons failed."""
-        error = quorum_error([*[None] * len(self._done), *self._errors], "comparisons")
-        if self._errors and isinstance(self._errors[-1], BatchCancelled | ClientClosed | DeadlineExceeded):
-            error = self._errors[-1]
-        if error is None and self._errors and not is_connected(self._size, self._done):
+        """Return the ranking; an error if the batch was stopped or too many comparisons failed."""
+        for each in self._errors:
+            if isinstance(each, BatchCancelled | ClientClosed | DeadlineExceeded):
+                return each
+        if (error := quorum_error([*[None] * len(self._done), *self._errors], "comparisons")) is not None:
+            return error
+        if self._errors and not is_connected(self._size, self._done):
             reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in self._errors))
             error = InvalidResponse(
                 f"{len(self._errors)} of {len(self._asked)} comparisons failed, and the others do not connect all {self._size} "
                 f"responses: {reasons}"
             )
             error.__cause__ = self._errors[0]
-        if error is not None:
-            error.usage = self._usage
             return error
-        fitted = fit(self._size, {pair: comparison.score for pair, comparison in self._done.items()})
-        scores, errors = scored(fitted, self._places) if self._places else ((), ())
+        scores, errors = scored(fit(self._size, self._scores), self._places) if self._places else ((), ())
         shown = [self._places.index(place) for place in range(self._size)]  # of identical responses, the first is shown
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
-        return Ranking(scores, errors, comparisons, len(self._errors), self._usage, cached)
-
-
-def read_group(builder: RequestBuilder, item: Any, comparisons: int | None, cache: Cache | None) -> ResponseGroup | Invalid:
-    extra = None
-    try:
-        extra = extra_of(item, GROUP_NAMES)
-        return ResponseGroup(fields_of(item, GROUP_NAMES), comparisons, builder, cache, extra=extra)
-    except Exception as error:
-        return Invalid(error, extra)
+        return Ranking(scores, errors, comparisons, len(self._errors), self.usage, cached)

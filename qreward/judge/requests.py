@@ -16,18 +16,27 @@ from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
-from qreward.judge.answers import shown_in
-from qreward.judge.calls import JudgeCall, JudgeModel
+from qreward.judge.calls import (
+    WRITING_ONLY,
+    AnswerFormat,
+    DecidingModel,
+    JudgeCall,
+    JudgeModel,
+    SingleQuestion,
+    WritingModel,
+    noted,
+    parser_of,
+    preference_question,
+    question_of,
+)
 from qreward.judge.codec import encoded
 from qreward.judge.config import JudgeConfig
-from qreward.judge.deciding import WRITING_ONLY, DecidingModel, SingleQuestion, preference_question, question_of
 from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.types import Comparison, Preference, Verdict
-from qreward.judge.verdict_parser import VerdictParser
-from qreward.judge.writing import AnswerFormat, WritingModel, noted, parser_of
+from qreward.judge.verdict_parser import VerdictParser, shown_in
 from qreward.results import Usage
 
 ANSWER_FORM = "answer_form"
@@ -59,27 +68,32 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     return {name: value for name, value in item.items() if name not in names} or None
 
 
+def prepared(item: object, names: Sequence[str], make: Callable[[Mapping[str, Any], Mapping[str, Any] | None], Any]) -> Any:
+    """Return what ``make`` makes of the fields of an item and of those that are not judged, or ``Invalid``."""
+    extra = None
+    try:
+        extra = extra_of(item, names)
+        return make(fields_of(item, names), extra)
+    except Exception as error:
+        return Invalid(error, extra)
+
+
 class ItemPrompt:
-    """Makes the messages for an item from the prompt of a judge. With ``apart``, each request has a question of its own at the end."""
+    """The prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
         shows = config.rubric is None and shown_in(prompt, pairs=pairs) is not None
-        self._prompt = Prompt(
+        self.prompt = Prompt(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
             needed=self.names[:-1] if prompt is None else self.names[1:-1],  # built-in prompts also need the task
             known=None if callable(prompt) else (*self.names, *filter(None, [config.rubric_column])),
             what="pair_prompt" if pairs else "prompt",
         )
-        self.has_place = ANSWER_FORM in self._prompt.names
+        self.has_place = ANSWER_FORM in self.prompt.names
         self.appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
-
-    def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
-        """Return the messages for one item, in which ``question`` replaces ``{answer_form}``."""
-        given = {**fields, ANSWER_FORM: question} if self.has_place else fields
-        return CHAT.validate(self._prompt.messages(given, extra=extra))  # type: ignore[no-any-return]
 
 
 ModelQuestions = tuple[ItemPrompt, Sequence[JudgeModel]]
@@ -105,12 +119,7 @@ class RequestBuilder:
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ItemCalls | Invalid:
-        extra = None
-        try:
-            extra = extra_of(item, self._names)
-            return self.item(fields_of(item, self._names), extra, strict=False)
-        except Exception as error:
-            return Invalid(error, extra)
+        return prepared(item, self._names, partial(self.item, strict=False))  # type: ignore[no-any-return]
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
         """Make the calls for an item. ``strict`` refuses fields that no template names."""
@@ -128,7 +137,8 @@ class RequestBuilder:
                 question = judge_model.question
                 if (question, order) not in asked:
                     if prompt.has_place or order not in bases:
-                        bases[order] = prompt.messages(orders[order], extra=not strict, question=question)
+                        given = {**orders[order], ANSWER_FORM: question} if prompt.has_place else orders[order]
+                        bases[order] = CHAT.validate(prompt.prompt.messages(given, extra=not strict))
                     base = bases[order]
                     messages = noted(base, question) if question and prompt.appends else base
                     asked[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()

@@ -152,7 +152,7 @@ class RewardModelScorer:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.types.described` uses them."""
         return [self._model, self._range, self._params]
 
     def __repr__(self) -> str:

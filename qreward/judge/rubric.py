@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -134,34 +133,23 @@ class Criterion(Policy):
         return CriterionResult(self.value(distribution), self.weight, answer.confidence, distribution, gate=self.gate)
 
 
-class CriterionGroup:
-    def __init__(self, criteria: Sequence[Criterion]) -> None:
-        self.criteria = criteria
-        ends = list(accumulate(len(each.option_values) for each in criteria))
-        self._spans = [
-            (end - len(each.option_values), end, None if isinstance(each.question, YesNo) else each.option_values)
-            for each, end in zip(criteria, ends, strict=True)
-        ]
-
-    def values(self, probabilities: Sequence[float]) -> list[float]:
-        """Return the value of each criterion. ``probabilities`` has one number for each option of each criterion, in order."""
-        return [
-            probabilities[begin] if values is None else _expected(probabilities[begin:end], values) for begin, end, values in self._spans
-        ]
-
-
 class DecidedCriteria(Mapping[str, CriterionResult]):
     """Maps the name of each criterion to its outcome, made from the answers of one request when the first outcome is read."""
 
-    def __init__(self, group: CriterionGroup, table: AnswerTable) -> None:
-        self._group, self.table = group, table
+    def __init__(self, criteria: Sequence[Criterion], table: AnswerTable) -> None:
+        self._criteria, self.table = criteria, table
 
     def scores(self) -> list[float]:
-        return self._group.values(self.table.probabilities)
+        """Return the value of each criterion."""
+        numbers, end, found = self.table.probabilities, 0, list[float]()
+        for values in [each.option_values for each in self._criteria]:
+            begin, end = end, end + len(values)
+            found.append(_expected(numbers[begin:end], values))
+        return found
 
     @cached_property
     def _results(self) -> CriterionResults:
-        pairs = zip(self._group.criteria, self.table.answers(), strict=True)
+        pairs = zip(self._criteria, self.table.answers(), strict=True)
         return CriterionResults((each.name, each.result(answer)) for each, answer in pairs)
 
     def __getitem__(self, name: str) -> CriterionResult:
@@ -171,7 +159,7 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         return iter(self._results)
 
     def __len__(self) -> int:
-        return len(self._group.criteria)
+        return len(self._criteria)
 
     def __repr__(self) -> str:
         return repr(self._results)
@@ -343,7 +331,7 @@ def rubric_of(source: object) -> Rubric:
         entries = enumerate(source)
     else:
         kind = type(source).__name__
-        raise _wrong([((), f"must be a list of criteria, a mapping from their names, or the path of a file, not {kind}")])
+        raise with_faults([((), f"must be a list of criteria, a mapping from their names, or the path of a file, not {kind}")], _at)
     criteria: list[Criterion] = []
     faults: list[Fault] = []
     for key, settings in entries:
@@ -355,21 +343,17 @@ def rubric_of(source: object) -> Rubric:
         except ConfigError as error:
             faults += [((key, *path), text.removeprefix(_at(path))) for path, text in error.faults]
     if faults:
-        raise _wrong(faults)
+        raise with_faults(faults, _at)
     try:
         return Rubric(criteria)
     except ConfigError as error:
-        raise _wrong([((), str(error).removeprefix("Rubric: "))]) from None
+        raise with_faults([((), str(error).removeprefix("Rubric: "))], _at) from None
 
 
 def _named(name: str, settings: object) -> object:
     if isinstance(settings, str):
         return {"name": name, "instructions": settings}
     return {"name": name, **settings} if isinstance(settings, Mapping) else settings
-
-
-def _wrong(faults: Sequence[Fault]) -> ConfigError:
-    return with_faults(faults, _at)
 
 
 def _at(path: Sequence[str | int]) -> str:

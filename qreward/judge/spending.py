@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from pydantic import BeforeValidator, model_validator
 
+from qreward.engine import background
 from qreward.errors import BudgetExceeded, ConfigError
 from qreward.records import AttemptRecord, Usage
 from qreward.results import dollars
@@ -53,7 +54,14 @@ class Spending:
         self._judge, self._budget, self._prices = judge, budget, prices
         self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
         self._cost: float | None = None
-        self.lock, self._logged, self._silent = threading.Lock(), False, ""
+        self._logged, self._silent = False, ""
+        self._reset_lock()
+        background.watch(self, Spending._reset_lock)
+
+    def _reset_lock(self) -> object:
+        """Make the lock, also in a forked child, where another thread may have held it."""
+        self._lock = threading.Lock()
+        return None
 
     @property
     def total(self) -> Usage:
@@ -69,7 +77,7 @@ class Spending:
         if attempts and (lost := sum(each.outcome not in REPORTED and each.outcome not in UNPAID for each in attempts)):
             usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
         if usage is not None:
-            with self.lock:
+            with self._lock:
                 self._prompt += usage.prompt_tokens or 0
                 self._completion += usage.completion_tokens or 0
                 self._tokens += usage.tokens

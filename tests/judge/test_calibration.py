@@ -15,8 +15,7 @@ import pytest
 from scale import seeds
 
 from qreward.errors import ConfigError
-from qreward.judge.calibration import METHODS, Calibration, CalibrationQuality, JudgeIdentity, digest, sigmoid
-from qreward.judge.calibration_fit import ece
+from qreward.judge.calibration import METHODS, Calibration, CalibrationQuality, JudgeIdentity, digest, ece, sigmoid
 
 IDENTITY = JudgeIdentity(models=("judge-7b",), settings={"prompt": "aa", "temperature": "bb"}, weights=("step-1", "step-2"))
 

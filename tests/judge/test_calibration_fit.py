@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scale import seeds
 
-from qreward.judge import calibration_fit as fits
-from qreward.judge.calibration import METHODS, Curve, logit, sigmoid
-from qreward.judge.calibration_fit import fit
+from qreward.judge import calibration as fits
+from qreward.judge.calibration import METHODS, CalibrationQuality, Curve, fit, logit, sigmoid
 
 SHARES = st.floats(0, 1)
 LABELLED = st.lists(st.tuples(SHARES, st.sampled_from([0.0, 1.0]) | SHARES), min_size=2, max_size=60)
@@ -168,7 +167,7 @@ def test_exact_probabilities_show_the_calibration_error_that_is_due_to_chance() 
 
 
 def test_brier_accuracy_and_log_loss_of_small_examples() -> None:
-    assert fits.brier([0.5, 1.0], [1, 1]) == 0.125
-    assert fits.accuracy([0.9, 0.1, 0.5, 0.7], [1, 1, 0, 0.5]) == 0.5
-    assert fits.accuracy([0.9], [0.5]) is None
+    assert CalibrationQuality.of([0.5, 1.0], [1, 1]).brier == 0.125
+    assert CalibrationQuality.of([0.9, 0.1, 0.5, 0.7], [1, 1, 0, 0.5]).accuracy == 0.5
+    assert CalibrationQuality.of([0.9], [0.5]).accuracy is None
     assert fits.log_losses([0.5, 1.0], [1, 0]) == [log(2), -log(1 - (1 - fits.EDGE))]

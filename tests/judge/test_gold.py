@@ -16,7 +16,7 @@ from judge_tools import JudgeBackend, Sent, broken, client_of, judge_over, numbe
 
 from qreward.errors import ConfigError, RequestError
 from qreward.judge import Calibration, Judge, JudgeConfig, calibrate
-from qreward.judge.gold import labelled, read_items
+from qreward.judge.agreement import labelled, read_items
 
 COUNT = 100
 

@@ -13,7 +13,7 @@ from judge_tools import MODEL, QUESTION, JudgeBackend, always, in_turn, judge_ov
 from qreward import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge import Judge, JudgeConfig, YesNoVerdict
-from qreward.judge.presets import PRESETS
+from qreward.judge.config import PRESETS
 
 MT_BENCH = "Rate {response} to {prompt}. End with your rating from 1 to 10 in this form: Rating: [[5]]"
 PAIR = "Which is better for {prompt}: {first} or {second}? End with [[A]], [[B]] or [[C]] for a tie."

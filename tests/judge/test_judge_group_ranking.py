@@ -13,6 +13,7 @@ from judge_tools import JudgeBackend, Sent, always, endpoint, judge_over, now, p
 
 from qreward.errors import BadRequest, BatchCancelled, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
 from qreward.judge import Ranking
+from qreward.judge.cache import Cache
 from qreward.judge.loop import ItemBatch
 from qreward.results import BatchInterrupted, Result
 from qreward.runtime import runtime_of
@@ -106,6 +107,19 @@ async def test_the_comparisons_of_every_round_are_taken_from_the_cache(tmp_path:
     assert [ranking.cached for ranking in rankings] == [False, True]
     assert rankings[0].scores == rankings[1].scores
     assert len(backend.sent) == 48
+
+
+async def test_a_deadline_that_ends_while_the_cache_is_read_ends_the_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slowly(_cache: Cache, _keys: Any) -> dict[bytes, Any]:
+        await asyncio.sleep(5)
+        return {}
+
+    monkeypatch.setattr(Cache, "look_up", slowly)
+    backend = JudgeBackend(larger)
+    async with judge_over(backend, cache=tmp_path / "cache.db") as judge:
+        batch = await judge.batch_rank([(PROMPT, ["1", "2", "3"]), (PROMPT, ["4", "5"])], deadline=2)
+    assert [type(result.error) for result in batch] == [DeadlineExceeded] * 2
+    assert backend.sent == []
 
 
 async def test_the_timeout_is_for_all_rounds_together_and_cancels_what_is_left() -> None:

@@ -11,7 +11,7 @@ from judge_tools import QUESTION, refused
 
 from qreward.errors import InvalidResponse
 from qreward.judge import Criterion, Rubric
-from qreward.judge.writing import in_words
+from qreward.judge.calls import in_words
 
 
 def yes(reason: str = "so") -> str:

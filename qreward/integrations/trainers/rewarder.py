@@ -41,8 +41,7 @@ from qreward.integrations.trainers.verdicts import VerdictFile
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
-from qreward.judge.scorers import check_finite
-from qreward.judge.types import Scorer, Verdict, Vote
+from qreward.judge.types import Scorer, Verdict, Vote, check_finite
 from qreward.results import WAITING, Usage
 from qreward.runtime import runtime_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env

@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.judge.parsing.forms import Form, FormReader, form_of
-from qreward.judge.parsing.json import NotAnObject, object_at
-from qreward.judge.parsing.quotes import Unreadable, without_reasoning
+from qreward.judge.parsing.quotes import NotAnObject, Unreadable, object_at, without_reasoning
 from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
 from qreward.judge.parsing.text import TextReader, sentences
 

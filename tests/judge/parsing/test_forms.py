@@ -11,8 +11,8 @@ import pytest
 from test_languages import texts
 from test_verdict_corpus import FIELDS, TABLES
 
-from qreward.judge.answers import declared
 from qreward.judge.parsing import Form, ScoreVerdict, Unreadable, form_of, read
+from qreward.judge.verdict_parser import declared
 
 SCORES = {"[[5]]": "[[<?>]]", "<score>5</score>": "<score><?></score>", "Rating: [[5]]": "**[[<?>]]**"}
 """Forms that may stand at the end of a sentence of one's own, and how a value is written in them."""

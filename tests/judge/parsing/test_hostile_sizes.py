@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, quotes, read
-from qreward.judge.parsing.json import object_at
+from qreward.judge.parsing.quotes import object_at
 
 PIECES = (
     *(

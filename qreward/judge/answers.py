@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from qreward.callables import load_object
 from qreward.errors import ConfigError
 from qreward.judge.parsing import Form, form_of
-from qreward.server.import_string import load_object
 
 Answer = str | re.Pattern[str] | Callable[[str], Any] | Mapping[str, Any]
 """The form of an answer, as :class:`~qreward.judge.config.JudgeConfig` describes it."""

@@ -93,7 +93,7 @@ class Replica:
 
         self._made = spec.make()
         self.asgi = create_app(spec.function(self._made), **settings)
-        self._buffer: RewardBuffer = self.asgi.service.buffer
+        self._buffer: RewardBuffer = self.asgi.buffer
         _REPLICAS[key] = self
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:

@@ -23,7 +23,7 @@ from qreward.compat.functions import (
     PriorityTaskQueue,
     schedule,
 )
-from qreward.compat.names import GONE, KEPT
+from qreward.compat import GONE, KEPT
 from qreward.compat.proxies import REPLACED, ModelRouter, OpenAIChatProxy, OpenAIChatProxyManager
 from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies

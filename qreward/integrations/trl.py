@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
-from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import Failure, Source
 from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
@@ -195,7 +194,7 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
             log_metric(f"{name}/{metric}", total([each.metrics("")[metric] for each in scored]))
     if (log_extra := given.get("log_extra")) is not None:
         log_extra(f"{name}_error", [each.reason for each in scored])
-    return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
+    return [_ADAPTER.reward(each, made.config) for each in scored]
 
 
 def check_groups(name: str, prompts: Sequence[Any], size: Any, *, training: bool = True) -> None:

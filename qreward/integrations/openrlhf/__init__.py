@@ -28,8 +28,8 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
+    effect="; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops",
 )
-_EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
 _UNKNOWN_RESPONSE = (
     "the query does not begin with the prompt, so it is unknown where the response begins; to judge the whole query, set "
     "columns: {response: query}"
@@ -83,12 +83,8 @@ def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
 
 
 def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    reward = ADAPTER.reward(scored, config, _EFFECT if config.on_failure in ("default", "none") else "")
-    return {
-        "rewards": reward,
-        "scores": math.nan if reward is None else reward,
-        "extra_logs": scored.metrics(waiting=True),
-    }
+    reward = ADAPTER.reward(scored, config)
+    return {"rewards": reward, "scores": math.nan if reward is None else reward, "extra_logs": scored.metrics(waiting=True)}
 
 
 def reward_func_path() -> str:

@@ -74,7 +74,7 @@ OUTSIDE = {
     "roll": {"integrations.roll.worker"},
     "ray": {"integrations.ray.backends", "integrations.ray.bulk", "integrations.ray.limit_actor", "integrations.ray.serving"},
     "verl": {"integrations.verl.manager"},
-    "openrlhf": {"integrations.openrlhf.agent"},
+    "openrlhf": {"integrations.openrlhf"},
     "areal": {"integrations.areal.workflow"},
     "openenv": {"integrations.openenv"},
     "skyrl_gym": {"integrations.skyrl"},

@@ -97,8 +97,12 @@ class Portal:
 
         Waits for this at most ``GRACE`` seconds, or ``SHORT_GRACE`` seconds if an earlier wait failed.
         """
-        self.soon(self._stop.set)
+        self.end()
         self._thread.join(self._exit_timeout)
+
+    def end(self) -> None:
+        """Cancel all work and end the event loop soon, without waiting for it."""
+        self.soon(self._stop.set)
 
     def is_here(self) -> bool:
         return threading.current_thread() is self._thread

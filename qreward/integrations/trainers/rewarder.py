@@ -333,12 +333,16 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
 
 def _made(config: RewardConfig, deadline: float) -> Rewarder:
     client = shared_client(config.client, config.place)
-    with name_source_in_errors(config):
-        check(config, [route.pattern for route in client.list_routes()])
-        scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share the client
-    made = Rewarder(scorer, config.deadline or deadline, config.priority, config)
+    made = Rewarder(scorer_of(config, client), config.deadline or deadline, config.priority, config)
     made.waiting = runtime_of(client).look.waiting_for
     return made
+
+
+def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
+    """Make the scorer of the settings. A ``ConfigError`` names their source. Closing the scorer does not close the client."""
+    with name_source_in_errors(config):
+        check(config, [route.pattern for route in client.list_routes()])
+        return make_scorer(client, config.scorer, owns_client=False)
 
 
 def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import math
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 from typing import Any, Literal
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
 from qreward.integrations.trainers.settings import Failure, Source
@@ -237,7 +237,7 @@ def _name(function: Any) -> str:
 
 
 async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any:
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if kind_of(function) is FunctionKind.AWAITED:
         return await function(**every)
     return await asyncio.to_thread(function, **every)
 

@@ -9,14 +9,14 @@ import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from qreward.cli.arguments import add_timeout
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
+from qreward.integrations.trainers.rewarder import scorer_of
+from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
 from qreward.integrations.trainers.verdicts import read_verdicts, report_of, summary
-from qreward.judge import Judge, make_scorer
+from qreward.judge import Judge
 from qreward.judge.agreement import AgreementReport, agreement, calibrate
 from qreward.judge.calibration import METHODS, Calibration
 from qreward.judge.types import Scorer
@@ -109,8 +109,6 @@ async def _compared(items: str, configs: Sequence[str], timeout: float) -> Agree
 
 async def _scorer(config: RewardConfig, stack: AsyncExitStack) -> Scorer:
     client = await stack.enter_async_context(QRewardClient.from_config(config.client or config_from_env()))
-    with name_source_in_errors(config):
-        check(config, [route.pattern for route in client.list_routes()])
-        scorer: Any = make_scorer(client, config.scorer, owns_client=False)
+    scorer = scorer_of(config, client)
     stack.push_async_callback(scorer.aclose)
-    return scorer  # type: ignore[no-any-return]
+    return scorer

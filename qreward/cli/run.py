@@ -17,9 +17,8 @@ from qreward.bulk.report import BulkReport
 from qreward.bulk.run import BulkRun, run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
-from qreward.judge import make_scorer
-from qreward.judge.types import Scorer
+from qreward.integrations.trainers.rewarder import scorer_of
+from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
 from qreward.live.channel import show_if_wanted
 from qreward.progress import Progress
 from qreward.runtime import runtime_of
@@ -109,7 +108,7 @@ def _client(args: argparse.Namespace, scorer: RewardConfig | None) -> QRewardCli
 async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> int:
     async with _client(args, scorer) as client:
         if scorer is not None:
-            _make_scorer(client, scorer)
+            scorer_of(scorer, client)
         found = dry_run(client, args.input, settings, is_scored=scorer is not None)
     print(found)
     return 2 if found.bad else 0
@@ -121,17 +120,11 @@ async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: Rewar
         with nullcontext() if args.trace is None else client.trace(args.trace):
             if scorer is None:
                 return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
-            made = _make_scorer(client, scorer)
+            made = scorer_of(scorer, client)
             try:
                 return await run_bulk(client, args.input, args.output, settings, scorer=made, on_start=_stop_on_interrupt)
             finally:
                 await made.aclose()
-
-
-def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
-    with name_source_in_errors(scorer):
-        check(scorer, [route.pattern for route in client.list_routes()])
-        return make_scorer(client, scorer.scorer, owns_client=False)
 
 
 def _print_json(progress: Progress) -> None:

@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1."""
     if importlib.util.find_spec("uvicorn") is None:
         raise ConfigError("the reward server needs uvicorn: pip install 'qreward[server]'")
+    from qreward.callables import load_object  # noqa: PLC0415
     from qreward.server import server as running  # noqa: PLC0415 - an extra
     from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
-    from qreward.server.import_string import load_object  # noqa: PLC0415
 
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
     token = token_of(args.token_env, args.token_file)

@@ -662,6 +662,6 @@ def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> Me
 
 
 def __getattr__(name: str) -> Any:
-    from qreward.compat.names import old_name  # noqa: PLC0415 - for programs written for QReward 0.1.7 only
+    from qreward.compat import old_name  # noqa: PLC0415 - for programs written for QReward 0.1.7 only
 
     return old_name(__name__, name)

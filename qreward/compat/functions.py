@@ -15,7 +15,7 @@ from typing import Any
 
 from opentelemetry import trace
 
-from qreward.compat.names import PAGE
+from qreward.compat import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import UNSET, ScheduleConfig
 from qreward.functions.function import ScheduledFunction, ScheduleMetrics, decorate

@@ -14,7 +14,7 @@ from typing import Any, Self
 from aiolimiter import AsyncLimiter
 
 from qreward.client import QRewardClient
-from qreward.compat.names import PAGE
+from qreward.compat import PAGE
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Timeouts
 from qreward.streaming import BatchStream

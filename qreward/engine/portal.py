@@ -98,8 +98,12 @@ class Portal:
 
     def close(self) -> None:
         """Cancel all work and end the event loop. Waits at most ``GRACE`` seconds, or ``SHORT_GRACE`` if an earlier wait failed."""
-        self.soon(self._stop.set)
+        self.end()
         self._thread.join(self._exit_timeout)
+
+    def end(self) -> None:
+        """Cancel all work and end the event loop soon, without waiting for it."""
+        self.soon(self._stop.set)
 
     def is_here(self) -> bool:
         return threading.current_thread() is self._thread

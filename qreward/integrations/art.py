@@ -22,8 +22,8 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "answer", "solution", "ground_truth")},
     missing="none",
     no_groups="",
+    effect="; its trajectory leaves the group",
 )
-_EFFECT = "; its trajectory leaves the group"
 
 
 async def score_group(group: Any, settings: Source = None) -> Any:
@@ -49,7 +49,7 @@ async def score_group(group: Any, settings: Source = None) -> Any:
     scored = await ADAPTER.score(made, _rows(group.trajectories, common=made.config.rank is not None))
     judged: list[Any] = []
     for trajectory, each in zip(group.trajectories, scored, strict=True):
-        reward = ADAPTER.reward(each, made.config, _EFFECT if made.config.on_failure in ("default", "none") else "")
+        reward = ADAPTER.reward(each, made.config)
         judged.append(each.error if reward is None else _rewarded(trajectory, each, reward))
     if all(isinstance(each, Exception) for each in judged):
         return None

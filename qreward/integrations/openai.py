@@ -224,10 +224,11 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
 
     def __init__(self, stream: Stream, seconds: float | None, wants_usage: bool, package: Any = httpx, blocking: bool = False) -> None:
         self._stream, self._seconds, self._wants_usage, self._package = stream, seconds, wants_usage, package
+        self._first = True
         self._pieces = portal().iterate(self) if blocking else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        reader = StreamReader(self._stream, self._convert())
+        reader = StreamReader(self._stream, self._event)
         error: QRewardError | None = None
         while error is None:
             try:
@@ -257,17 +258,11 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
         assert self._pieces is not None
         leave(self._pieces.close, self._stream.aclose)
 
-    def _convert(self) -> Callable[[ChatChunk], bytes | None]:
-        first = True
-
-        def convert(chunk: ChatChunk) -> bytes | None:
-            nonlocal first
-            if not self._wants_usage and tells_usage_only(chunk):
-                return None
-            body, first = in_pieces(chunk.body) if first else chunk.body, False
-            return event(strict(body))
-
-        return convert
+    def _event(self, chunk: ChatChunk) -> bytes | None:
+        if not self._wants_usage and tells_usage_only(chunk):
+            return None
+        body, self._first = in_pieces(chunk.body) if self._first else chunk.body, False
+        return event(strict(body))
 
 
 class OpenAIReply(NamedTuple):

@@ -7,10 +7,9 @@ so that the reward hardly changes the baseline.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,8 +26,6 @@ NOTE = "qreward"
 """Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
 MEMORY = 1024
 """Number of recent rewards whose mean replaces a missing reward if the same call has no other reward."""
-LOG_EVERY = 100
-"""Number of failures between two log messages."""
 MOST_LOST = 1000
 """Number of failures in a row after which the run ends, because no sample would be left to train on."""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
@@ -42,11 +39,11 @@ _ADAPTER = Adapter(
     trainer="slime",
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
-    missing="none",  # see Fallbacks
+    missing="none",
+    effect="; the sample is removed from the loss",
     no_groups="where reward() has one sample; use --group-rm --custom-rm-path qreward.integrations.slime.group_reward",
 )
 _GROUPS = replace(_ADAPTER, no_groups="")
-_log = logging.getLogger("qreward.integrations.slime")
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
@@ -84,11 +81,17 @@ async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTE
     evaluating = all(getattr(sample, "group_index", None) is None for sample in samples)
     training_key, evaluation_key = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
     keys = [key for key in (training_key, evaluation_key) if key] if training_key or evaluating else []
-    values = [_value(each, keys) for each in scored]
-    fallbacks = _BY_REWARDER.setdefault(made, (Fallbacks(made.config), Fallbacks(made.config)))[evaluating]
-    fallback = fallbacks.fallback_for(values, scored)
-    removes = isinstance(made.config.on_failure, str)
-    return [_rewarded(sample, each, value, fallback, keys, removes) for sample, each, value in zip(samples, scored, values, strict=True)]
+    rewards = [adapter.reward(each, made.config) for each in scored]  # None for a sample that is removed
+    values = [_value(*each, keys) for each in zip(scored, rewards, strict=True)]
+    recent = _RECENT.setdefault(made, (Recent(), Recent()))[evaluating]
+    for each, value in zip(scored, values, strict=True):
+        recent.missing = 0 if each.ok else recent.missing + 1
+        if each.error is not None and value is None and recent.missing > MOST_LOST:
+            raise each.error
+    judged = [value for each, value in zip(scored, values, strict=True) if each.ok and value is not None]
+    recent.rewards.extend(judged)
+    fallback = fmean(judged or recent.rewards or [middle(made.config)])
+    return [_rewarded(*each, fallback, keys) for each in zip(samples, scored, values, strict=True)]
 
 
 def _row(sample: Any) -> dict[str, Any]:
@@ -97,60 +100,34 @@ def _row(sample: Any) -> dict[str, Any]:
     return {**metadata, "metadata": metadata, "prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
-def _value(scored: Scored, keys: Sequence[str]) -> float | None:
-    """Return the value that slime will train on: the first attribute of the verdict with one of the ``keys``, or the score, or None."""
-    if scored.verdict is None:
-        return None
-    attributes = scored.verdict.attributes or {}
-    return next((attributes[key] for key in keys if key in attributes), scored.verdict.score)
+def _value(scored: Scored, reward: float | None, keys: Sequence[str]) -> float | None:
+    """Return the value that slime will train on: the first attribute of the verdict with one of the ``keys``, or the reward."""
+    attributes = (scored.verdict.attributes if scored.verdict is not None else None) or {}
+    return next((attributes[key] for key in keys if key in attributes), reward)
 
 
-def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str], removes: bool) -> Any:
+def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str]) -> Any:
     """Return the reward of a sample in slime's form: a number, or a mapping with ``keys``. Store in the sample how it was judged."""
-    removed = value is None and removes
     if isinstance(sample.metadata, dict):
-        sample.metadata[NOTE] = scored.metrics("") | {"ok": scored.ok, "reason": scored.reason, "removed": removed}
-    if removed:
+        sample.metadata[NOTE] = scored.metrics("") | {"ok": scored.ok, "reason": scored.reason, "removed": value is None}
+    if value is None:
         sample.remove_sample = True
     number = fallback if value is None else value
     if not keys:
         return number
-    attributes = (scored.verdict.attributes or {}) if scored.verdict is not None else {}
+    attributes = (scored.verdict.attributes if scored.verdict is not None else None) or {}
     return scored.metrics() | dict.fromkeys(keys, number) | dict(attributes)
 
 
-class Fallbacks:
-    """Chooses the rewards of samples that could not be judged, in training or in evaluation, whose samples differ.
+@dataclass(eq=False)
+class Recent:
+    """The last rewards, and the number of failures in a row. Samples of training and of evaluations differ, so each has its own."""
 
-    A number in ``on_failure`` is the reward, and slime trains on it. With ``raise``, the error is raised. Otherwise the sample is removed
-    from the loss, and its reward is the mean of the other rewards of the call, else of the last ``MEMORY`` rewards, else the middle of the
-    judge's range. After ``MOST_LOST`` failures in a row, the next error is raised.
-    """
-
-    def __init__(self, config: RewardConfig) -> None:
-        self._config = config
-        self._scores: deque[float] = deque(maxlen=MEMORY)
-        self._failed = 0
-        self._in_a_row = 0
-
-    def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> float:
-        """Return the reward for the failed samples of a call, or raise the last error. Every ``LOG_EVERY``-th failure is logged."""
-        failure, error = self._config.on_failure, None
-        for each in scored:
-            self._in_a_row = 0 if each.ok else self._in_a_row + 1
-            if each.error is not None:
-                error = each.error
-                if self._failed % LOG_EVERY == 0:
-                    _log.warning("%d rewards are missing so far; the last: %s", self._failed + 1, each.reason)
-                self._failed += 1
-        if error is not None and (failure == "raise" or (isinstance(failure, str) and self._in_a_row > MOST_LOST)):
-            raise error
-        present = [value for value in values if value is not None]
-        self._scores.extend(present)
-        return fmean(present or self._scores or [middle(self._config)]) if isinstance(failure, str) else float(failure)
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    missing: int = 0
 
 
-_BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKeyDictionary()
+_RECENT: WeakKeyDictionary[Rewarder, tuple[Recent, Recent]] = WeakKeyDictionary()
 
 
 def middle(config: RewardConfig) -> float:

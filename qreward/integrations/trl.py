@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import math
 import re
 from collections import Counter
@@ -16,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 from typing import Any, Literal
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
-from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import Failure, Source
 from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
@@ -195,7 +194,7 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
             log_metric(f"{name}/{metric}", total([each.metrics("")[metric] for each in scored]))
     if (log_extra := given.get("log_extra")) is not None:
         log_extra(f"{name}_error", [each.reason for each in scored])
-    return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
+    return [_ADAPTER.reward(each, made.config) for each in scored]
 
 
 def check_groups(name: str, prompts: Sequence[Any], size: Any, *, training: bool = True) -> None:
@@ -238,7 +237,7 @@ def _name(function: Any) -> str:
 
 
 async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any:
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if kind_of(function) is FunctionKind.AWAITED:
         return await function(**every)
     return await asyncio.to_thread(function, **every)
 

@@ -139,12 +139,21 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
         """
-        model = self.config.model
+        if "extra_query" in sampling:
+            raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
+        model, priority = self.config.model, self.config.priority
         sent = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
+        timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)
+        body = _types.SamplingConfig.model_validate(_merged(self.config.sampling, sampling)).model_dump(exclude_none=True)
+        if schema is not None:
+            body["response_format"] = strict_schema(schema)
         response = None
         try:
-            choice, usage = await self._choice(sent, schema, sampling)
-            response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(usage))
+            completion = await self.client.chat_completion(
+                sent, model, timeout=timeout, priority=priority, extra_headers=headers, extra_body=body
+            )
+            choice = completion.choices[0]
+            response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
             ending = ending_of(choice.finish_reason)
             if not is_whole(ending):
                 raise InvalidResponse(f"the judge's answer is not whole: {described(ending)}", model=model)
@@ -162,18 +171,6 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         finally:
             if trace is not None and response is not None:
                 trace.record_judge_call(name=self.reward_name, request={"model": model, "messages": sent}, response=response)
-
-    async def _choice(self, sent: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> tuple[Any, Any]:
-        if "extra_query" in sampling:
-            raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
-        timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)
-        body = _types.SamplingConfig.model_validate(_merged(self.config.sampling, sampling)).model_dump(exclude_none=True)
-        if schema is not None:
-            body["response_format"] = strict_schema(schema)
-        completion = await self.client.chat_completion(
-            sent, self.config.model, timeout=timeout, priority=self.config.priority, extra_headers=headers, extra_body=body
-        )
-        return completion.choices[0], completion.usage
 
 
 def strict_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Unpack, cast
 
 from pydantic import Field, field_validator
 
+from qreward.callables import load_object
 from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import (
@@ -46,7 +47,6 @@ from qreward.progress import start_progress
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 from qreward.runtime import runtime_of
-from qreward.server.import_string import load_object
 from qreward.settings.base import Number, Policy, shown, wrong
 
 

@@ -13,12 +13,12 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from qreward import options
+from qreward.callables import load_object
 from qreward.codecs.finish_reason import described
 from qreward.errors import ConfigError
 from qreward.judge.codec import ModelReply
 from qreward.judge.parsing import Form, ScoreVerdict, Unreadable, YesNoVerdict, form_of, instruction, read, schema_of
 from qreward.judge.parsing.schema import VerdictSchema
-from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
 Answer = str | re.Pattern[str] | Callable[[str], Any] | Mapping[str, Any]

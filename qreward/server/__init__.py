@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from qreward.server.app import create_app as create_app
-    from qreward.server.config import ServerConfig as ServerConfig
-    from qreward.server.server import RewardServer as RewardServer
-    from qreward.server.server import run as run
-    from qreward.server.server import serve as serve
+from qreward.server.app import create_app
+from qreward.server.config import ServerConfig
 
-_HOMES = {"create_app": "app", "ServerConfig": "config", "RewardServer": "server", "run": "server", "serve": "server"}
+if TYPE_CHECKING:
+    from qreward.server.server import RewardServer, run, serve
 
 __all__ = ["RewardServer", "ServerConfig", "create_app", "run", "serve"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in ("RewardServer", "run", "serve"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        from qreward.server import server  # noqa: PLC0415 - needs an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; the reward server needs it: pip install 'qreward[server]'", name=error.name) from error
+    return getattr(server, name)

@@ -1,40 +1,54 @@
-"""The ASGI app: its routes, the token, the counting of responses, and the responses to errors. ``Service`` implements the routes."""
+"""The reward server as an ASGI app: routes, token, admission, scoring, metrics and shutdown. ``bodies`` reads and writes the bodies."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from qreward import __version__
-from qreward.errors import ConfigError
-from qreward.server import forms
+from qreward.batching import BatchRecord
+from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
+from qreward.errors import BadRequest, ClientClosed, ConfigError, QueueFull
+from qreward.server import bodies
+from qreward.server.bodies import HTTPError, ScoreRequest, answer, busy, draining, invalid, write
 from qreward.server.config import ServerConfig, is_loopback
-from qreward.server.http_errors import HTTPError, draining
-from qreward.server.metrics import CONTENT_TYPE
-from qreward.server.responses import write
-from qreward.server.service import ClientDisconnected, Read, Receive, Service
 
+Receive = Callable[[], Awaitable[Any]]
 OPEN = ("/health", "/liveness")
 """Paths that need no token, because health probes send no token."""
 ALWAYS = (*OPEN, "/metrics")
 """Paths that are served while the server drains, that is, while it finishes the last requests before it stops."""
 JSON = "application/json"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _CLIENT_CLOSED = 499
 """HTTP status under which a request is counted if the caller closed the connection. nginx uses the same number. No caller receives this
 status."""
-SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
-    "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
-    "/classify": (forms.read_classify, (forms.ClassifyBody,)),
-    "/score": (forms.read_score, (forms.ScoreBody,)),
-    "/v1/score": (forms.read_score, (forms.ScoreBody,)),
+SCORING: dict[str, tuple[Callable[[bytes, ServerConfig], ScoreRequest], tuple[type[msgspec.Struct], ...]]] = {
+    "/get_reward": (bodies.read_get_reward, (bodies.OpenRlhfBody, bodies.BufferBody)),
+    "/classify": (bodies.read_classify, (bodies.ClassifyBody,)),
+    "/score": (bodies.read_score, (bodies.ScoreBody,)),
+    "/v1/score": (bodies.read_score, (bodies.ScoreBody,)),
 }
 """Path of POST requests -> function that parses the body, and types of the accepted bodies."""
 STATUS = (*ALWAYS, "/v1/models", "/openapi.json")
 """Paths of GET requests."""
+_ABORT_TIMEOUT = 1.0
+"""Maximum number of seconds in which aborted requests can report their errors to callers."""
+_MEMORY_RETRY = 1.0
+"""Retry time in seconds while memory is full. The value is fixed, because it is not known when memory will be free."""
+
+
+class ClientDisconnected(Exception):
+    """The caller has closed the connection."""
 
 
 class HTTPResponse(NamedTuple):
@@ -63,22 +77,41 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     """
     if config is not None and settings:
         raise ConfigError("pass config or settings, not both")
-    return RewardApp(Service(scorer, config or ServerConfig(**settings)))
+    return RewardApp(scorer, config or ServerConfig(**settings))
 
 
 class RewardApp:
     """A reward server as an ASGI application."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, scorer: Any, config: ServerConfig) -> None:
+        self.config = config
+        self.buffer = RewardBuffer(
+            scorer,
+            server_mode=config.mode,
+            max_batch_size=config.max_batch_size,
+            batch_wait_timeout_s=config.batch_wait_timeout_s,
+            max_concurrent_batches=config.max_concurrent_batches,
+            max_queue_size=config.max_queue,
+            timeout=config.timeout,
+            isolate_errors=config.isolate_errors,
+            on_batch=self._count_batch,
+        )
+        self.pending = 0  # bytes of all requests that the server reads or has not answered
+        self._paid_until = 0.0  # time of the GCRA algorithm: each admitted request moves it forward by 1 / rate
+        self.active = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self.requests, self.rejections, self.completions = MetricFamily("route", "status"), MetricFamily("reason"), MetricFamily("outcome")
+        self.seconds, self.batch_seconds = MetricFamily("route", bounds=SECONDS), MetricFamily(bounds=SECONDS)
+        self.waits, self.sizes = MetricFamily(bounds=SECONDS), MetricFamily(bounds=SIZES)
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] == "lifespan":
             await receive()
             await send({"type": "lifespan.startup.complete"})
             await receive()
-            if not self.service.draining:
-                await self.service.drain()
+            if not self.draining:
+                await self.drain()
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
@@ -86,15 +119,14 @@ class RewardApp:
             await send({"type": "websocket.close"})
 
     async def _http(self, scope: Any, receive: Receive, send: Any) -> None:
-        path, begun, service, status = scope["path"].removeprefix(scope.get("root_path", "")), time.perf_counter(), self.service, 500
-        if path not in ALWAYS:
-            service.begin()
+        path, begun, status = scope["path"].removeprefix(scope.get("root_path", "")), time.perf_counter(), 500
+        self.active += path not in ALWAYS
         try:
             failure: Exception | None = None
             try:
                 reply = await self._reply(scope, receive, path)
             except HTTPError as error:
-                service.rejections.add(error.kind)
+                self.rejections.add(error.kind)
                 reply = _reply_of(error)
             except ClientDisconnected:
                 reply = HTTPResponse(_CLIENT_CLOSED, b"")
@@ -102,7 +134,7 @@ class RewardApp:
                 failure = error
                 reply = _reply_of(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
             status, headers = reply.status, {"content-type": reply.content_type, "content-length": str(len(reply.body)), **reply.headers}
-            if service.draining:
+            if self.draining:
                 headers.setdefault("connection", "close")
             encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -110,34 +142,172 @@ class RewardApp:
             if failure is not None:
                 raise failure  # so that it is logged
         finally:
-            if path not in ALWAYS:
-                service.end()
+            self.active -= path not in ALWAYS
+            if not self.active:
+                self._idle.set()
             route = path if path in SCORING or path in STATUS else "other"
-            service.requests.add(route, str(status))
-            service.seconds.add(route, amount=time.perf_counter() - begun)
+            self.requests.add(route, str(status))
+            self.seconds.add(route, amount=time.perf_counter() - begun)
 
     async def _reply(self, scope: Any, receive: Receive, path: str) -> HTTPResponse:
-        service = self.service
-        if service.draining and path not in ALWAYS:
+        if self.draining and path not in ALWAYS:
             raise draining()
         if path not in OPEN:
-            check_caller(scope, service.config)
+            check_caller(scope, self.config)
         allowed = "POST" if path in SCORING else "GET" if path in STATUS else None
         if scope["method"] != allowed:
             missing = (404, "not_found") if allowed is None else (405, "method_not_allowed")
             headers = {} if allowed is None else {"allow": allowed}
             return _reply_of(HTTPError(*missing, f"there is no route {scope['method']} {path}", headers))
         if path in SCORING:
-            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            return HTTPResponse(200, await service.rewards(receive, headers, SCORING[path][0]))
+            return await self._rewards(scope, receive, path)
         if path == "/metrics":
-            return HTTPResponse(200, service.metrics().encode(), CONTENT_TYPE)
+            return HTTPResponse(200, self.metrics().encode(), PROMETHEUS)
         if path == "/openapi.json":
             return HTTPResponse(200, write(_description()))
         if path == "/v1/models":
-            model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
+            model = {"id": self.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
             return HTTPResponse(200, write({"object": "list", "data": [model]}))
-        return HTTPResponse(503, write({"status": "draining"})) if service.draining else HTTPResponse(200, write({"status": "ok"}))
+        return HTTPResponse(503, write({"status": "draining"})) if self.draining else HTTPResponse(200, write({"status": "ok"}))
+
+    async def _rewards(self, scope: Any, receive: Receive, path: str) -> HTTPResponse:
+        self.admit()
+        parts: list[bytes] = []
+        try:
+            await self._read_body(receive, {name.lower(): value for name, value in scope["headers"]}, parts)
+            request = SCORING[path][0](b"".join(parts), self.config)
+            scored = await _unless_disconnected(receive, self._score(request))
+            return HTTPResponse(200, answer(request, scored, self.config.model, self.config.mode))
+        finally:
+            self.pending -= sum(map(len, parts))
+
+    def admit(self) -> None:
+        """Admit a scoring request before its body is read. Raise ``HTTPError`` if the queue is full or the rate is exceeded."""
+        if (seconds := self.buffer.room_in(1)) > 0:
+            raise busy("queue_full", f"{self.buffer.waiting} completions wait to be scored, and the queue is full", seconds)
+        if (rate := self.config.rate) is None:
+            return
+        now = asyncio.get_running_loop().time()
+        paid_until = max(self._paid_until, now) + 1 / rate
+        if (seconds := paid_until - now - max(1.0, rate) / rate) > 1e-9:
+            raise busy("rate_limited", f"more than {rate:g} requests came in a second", seconds)
+        self._paid_until = paid_until
+
+    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], parts: list[bytes]) -> None:
+        """Read the body into ``parts``, whose bytes are ``pending``."""
+        config, most, length = self.config, self.config.max_body_bytes, 0
+        too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise HTTPError(415, "packed_body", "send the body uncompressed, without a content-encoding")
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared[:20]) > most:
+            raise too_large
+        try:
+            async with asyncio.timeout(config.body_timeout):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnected
+                    part = message.get("body", b"")
+                    if self.pending + len(part) > config.max_pending_bytes:
+                        text = f"the pending requests hold {self.pending} bytes, and this one exceeds the limit"
+                        raise busy("memory_full", text, _MEMORY_RETRY)
+                    parts.append(part)
+                    self.pending += len(part)
+                    length += len(part)
+                    if length > most:
+                        raise too_large
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            text = f"the request body did not arrive completely within {config.body_timeout:g} s"
+            raise HTTPError(408, "body_timeout", text, {"connection": "close"}) from None
+
+    async def _score(self, request: ScoreRequest) -> list[ScoreResult]:
+        query = request.query
+        try:
+            scored = await self.buffer.score(query.completions, query.metadata)
+        except QueueFull as error:
+            raise busy("queue_full", str(error), self.buffer.room_in(len(query.completions))) from None
+        except ClientClosed:
+            raise draining() from None
+        except BadRequest as error:
+            raise invalid([], str(error)) from None
+        missing = sum(one.reward is None for one in scored)
+        self.completions.add("failed", amount=missing)
+        self.completions.add("scored", amount=len(scored) - missing)
+        return scored
+
+    # shutdown
+
+    async def drain(self) -> bool:
+        """Accept no new requests, and finish the running requests."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                self._idle.clear()
+                if self.active:
+                    await self._idle.wait()
+                await self.buffer.close()
+        except TimeoutError:
+            await self.abort()
+            return False
+        return True
+
+    async def abort(self) -> None:
+        """Fail the waiting and running completions. A scorer that runs in a thread is not stopped."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_TIMEOUT):
+                await self.buffer.close(drain=False)
+
+    # metrics
+
+    def _count_batch(self, record: BatchRecord) -> None:
+        self.batch_seconds.add(amount=record.seconds)
+        self.sizes.add(amount=record.items)
+        for wait in record.waits:
+            self.waits.add(amount=wait)
+
+    def metrics(self) -> str:
+        stats = self.buffer.stats()
+        return exposition(
+            {
+                "qreward_server_requests_total": ("Responses, by route and status.", self.requests),
+                "qreward_server_request_seconds": ("Seconds from request to response, by route.", self.seconds),
+                "qreward_server_rejections_total": ("Requests that got no rewards, by reason.", self.rejections),
+                "qreward_server_completions_total": ("Completions that were scored, and that failed.", self.completions),
+                "qreward_server_active_requests": ("Requests in flight.", self.active),
+                "qreward_server_pending_bytes": ("Bytes of requests that wait for a response.", self.pending),
+                "qreward_server_draining": ("1 while the server shuts down.", self.draining),
+                "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", self.buffer.waiting),
+                "qreward_serve_batch_in_flight": ("Batches in flight.", stats.in_flight),
+                "qreward_serve_batch_wait_time_seconds": ("Seconds that a completion waited for its batch.", self.waits),
+                "qreward_serve_batch_execution_time_seconds": ("Seconds that the scorer took for a batch.", self.batch_seconds),
+                "qreward_serve_actual_batch_size": ("Completions in a batch.", self.sizes),
+            }
+        )
+
+
+async def _unless_disconnected(receive: Receive, work: Awaitable[Any]) -> Any:
+    """Return the result of ``work``. If the caller disconnects, cancel ``work`` and raise ``ClientDisconnected``."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+        if not task.cancelled():
+            task.exception()  # marks the error as retrieved if the work failed while its caller disconnected
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
@@ -163,8 +333,66 @@ def _description() -> dict[str, Any]:
     """Return the OpenAPI document, with the JSON schemas of the accepted bodies."""
     done = {"200": {"description": "OK"}}
     paths: dict[str, Any] = {path: {"get": {"responses": done}} for path in STATUS}
-    for path, (_, bodies) in SCORING.items():
-        schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
+    for path, (_, forms) in SCORING.items():
+        schemas = [msgspec.json.schema(form)["$defs"][form.__name__] for form in forms]
         content = {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
         paths[path] = {"post": {"requestBody": {"required": True, "content": content}, "responses": done}}
     return {"openapi": "3.1.0", "info": {"title": "qreward", "version": __version__}, "paths": paths}
+
+
+# metrics in the Prometheus text format 0.0.4
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class MetricFamily:
+    """A Prometheus counter, or with ``bounds`` a histogram. It has one series for each set of label values."""
+
+    def __init__(self, *labels: str, bounds: tuple[float, ...] = ()) -> None:
+        self.kind = "histogram" if bounds else "counter"
+        self._labels, self._bounds = labels, bounds
+        self._series: dict[tuple[str, ...], list[float]] = {}
+        if not labels:
+            self._of(())
+
+    def add(self, *values: str, amount: float = 1.0) -> None:
+        """Count ``amount``, or observe it in a histogram."""
+        series = self._of(values)
+        series[-1] += amount
+        if self._bounds:
+            series[bisect_left(self._bounds, amount)] += 1
+
+    def samples(self, name: str) -> Iterator[str]:
+        for values, (*buckets, total) in self._series.items():
+            labels = [*zip(self._labels, values, strict=True)]
+            if not buckets:
+                yield f"{name}{_braces(labels)} {_number(total)}"
+                continue
+            count = 0.0
+            for bound, more in zip((*map(_number, self._bounds), "+Inf"), buckets, strict=True):
+                count += more
+                yield f"{name}_bucket{_braces([*labels, ('le', bound)])} {_number(count)}"
+            yield f"{name}_sum{_braces(labels)} {_number(total)}"
+            yield f"{name}_count{_braces(labels)} {_number(count)}"
+
+    def _of(self, values: tuple[str, ...]) -> list[float]:
+        # A histogram has a bucket for each bound and a bucket for larger values. The sum of all values comes last.
+        return self._series.setdefault(values, [0.0] * (len(self._bounds) + 2 if self._bounds else 1))
+
+
+def exposition(metrics: Mapping[str, tuple[str, MetricFamily | float]]) -> str:
+    """Return metrics as text. ``metrics`` maps the name of each metric to its help text and the metric, or the value of a gauge."""
+    lines: list[str] = []
+    for name, (text, metric) in metrics.items():
+        kind, samples = ("gauge", [f"{name} {_number(metric)}"]) if isinstance(metric, float | int) else (metric.kind, metric.samples(name))
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
+    return "\n".join(lines) + "\n"
+
+
+def _braces(labels: Iterable[tuple[str, str]]) -> str:
+    pairs = [f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

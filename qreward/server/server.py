@@ -12,9 +12,8 @@ from typing import Any, Self
 import uvicorn
 
 from qreward.errors import ConfigError
-from qreward.server.app import create_app
+from qreward.server.app import RewardApp, create_app
 from qreward.server.config import ServerConfig
-from qreward.server.service import Service
 
 _BACKLOG = 2048
 _CLOSE_TIMEOUT = 2
@@ -51,7 +50,7 @@ class RewardServer:
 
     def __init__(self, scorer: Any, config: ServerConfig | None = None, **settings: Any) -> None:
         app = create_app(scorer, config, **settings)
-        self.service: Service = app.service
+        self.service: RewardApp = app
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
         self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_CLOSE_TIMEOUT, backlog=_BACKLOG, **quiet))
         self._draining: asyncio.Task[bool] | None = None

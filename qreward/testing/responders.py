@@ -9,8 +9,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from qreward.callables import load_object
 from qreward.errors import ConfigError
-from qreward.server.import_string import load_object
 from qreward.testing.text import digest_of, echo_text, text_of
 
 Responder = Callable[[list[Any]], str]

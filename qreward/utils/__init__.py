@@ -1,5 +1,5 @@
 """The module of ``schedule`` in QReward 0.1.7; see :mod:`qreward.compat`."""
 
-from qreward.compat.names import old_names
+from qreward.compat import old_names
 
 __getattr__ = old_names(__name__)

@@ -15,6 +15,7 @@ import pytest
 
 import qreward
 from qreward import BadRequest, CircuitOpen, ClientClosed, ConfigError, QRewardClient
+from qreward.compat import GONE, KEPT
 from qreward.compat.functions import (
     OldConfigWatcher,
     OldScheduleConfig,
@@ -23,7 +24,6 @@ from qreward.compat.functions import (
     PriorityTaskQueue,
     schedule,
 )
-from qreward.compat.names import GONE, KEPT
 from qreward.compat.proxies import REPLACED, ModelRouter, OpenAIChatProxy, OpenAIChatProxyManager
 from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies

@@ -1,4 +1,4 @@
-"""OpenRLHF 0.11.2 finds our two files by their paths and calls them as it does here, in stubs with its exact signatures."""
+"""OpenRLHF 0.11.2 finds our file by its path and calls what is in it as it does here, in stubs with its exact signatures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapter_fakes import FakeScorer, configured, stub_modules
 
 from qreward.errors import ConfigError
 from qreward.integrations import openrlhf
-from qreward.integrations.openrlhf.__main__ import main
+from qreward.integrations.openrlhf import main
 
 pytestmark = pytest.mark.real_time
 

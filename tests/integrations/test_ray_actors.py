@@ -93,7 +93,7 @@ def on_stage(**settings: Any) -> Callable[[Callable[[Stage], Coroutine[Any, Any,
             try:
                 asyncio.run_coroutine_threadsafe(asyncio.wait_for(test(Stage(actors, backend)), 60), actors.loop).result(60)
             finally:
-                actors.soon(actors.stopped.set)
+                actors.portal.close()
             assert threading.active_count() <= threads
 
         return running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -50,10 +51,11 @@ def test_a_column_that_is_not_there_is_a_wrong_setting_and_those_there_are_are_l
 
 
 async def test_a_missing_reward_is_logged_with_its_effect_and_is_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = replace(ADAPTER, effect="; so it is")
     for on_failure, wanted in (("default", None), ("none", None), (0.0, 0.0), (-1.0, -1.0)):
         made = made_of(FakeScorer(number_or_late), on_failure=on_failure)
         rows = [{"prompt": "p", "text": text} for text in ("0.5", "late", None)]
-        found = [ADAPTER.reward(scored, made.config, "; so it is") for scored in await ADAPTER.score(made, rows)]
+        found = [adapter.reward(scored, made.config) for scored in await adapter.score(made, rows)]
         assert found == [0.5, wanted, wanted], on_failure
     assert [record.getMessage() for record in caplog.records][:2] == [
         "no reward: RequestTimeout: no answer in time (on_failure: default); so it is",

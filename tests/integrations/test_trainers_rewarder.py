@@ -16,7 +16,7 @@ from qreward.errors import BadRequest, BudgetExceeded, ConfigError, InvalidRespo
 from qreward.integrations import verl
 from qreward.integrations.roll import metrics_of
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, rewarder
-from qreward.integrations.trainers.rewarder import close_all, reward_of
+from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.trl import reward
 from qreward.judge import CascadeConfig
 from qreward.judge.types import Verdict, Vote
@@ -182,9 +182,14 @@ def test_the_settings_deadline_goes_before_the_adapters(monkeypatch: pytest.Monk
     assert rewarder({**settings, "deadline": 3.0}, deadline=12.0).deadline == 3.0
 
 
+def reward_of(scored: Scored, on_failure: Any, default: Any) -> float | None:
+    """What an adapter with this default makes of it."""
+    return Adapter("mine", 5.0, {"response": ("text",)}, default).reward(scored, RewardConfig(reward_model="rm", on_failure=on_failure))
+
+
 def test_a_failure_is_what_was_chosen_for_it_and_a_reward_is_what_was_scored() -> None:
     chosen = {("none", "raise"): None, ("default", "none"): None, (-1.0, "raise"): -1.0, (0.0, "raise"): 0.0, ("default", -999.0): -999.0}
-    assert {each: reward_of(FAILED, *each) for each in chosen} == chosen  # type: ignore[arg-type]
+    assert {each: reward_of(FAILED, *each) for each in chosen} == chosen
     raising: list[tuple[Any, Any]] = [("raise", "none"), ("default", "raise"), ("raise", 0.0)]
     for make in (RequestTimeout, InvalidResponse, QRewardError):
         failed = Scored(None, make("failed"), 1.0)

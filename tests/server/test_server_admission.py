@@ -14,8 +14,8 @@ from server_tools import Lengths, Served, served
 from shared_tools import until
 
 from qreward.server import ServerConfig
-from qreward.server.http_errors import HTTPError
-from qreward.server.service import Service
+from qreward.server.app import RewardApp
+from qreward.server.bodies import HTTPError
 from qreward.testing.virtual_time import run_in_virtual_time
 
 BODY = {"query": ["a"]}
@@ -144,7 +144,7 @@ async def test_a_caller_that_hangs_up_is_not_scored_and_is_no_error_of_the_serve
 def test_a_rate_lets_a_second_of_requests_in_at_once_and_its_hint_is_what_is_missing_of_one() -> None:
     async def main() -> None:
         for rate, at_once, seconds in ((0.5, 1, 2.0), (5.0, 5, 0.2)):
-            service = Service(Lengths(), ServerConfig(rate=rate))
+            service = RewardApp(Lengths(), ServerConfig(rate=rate))
             for _ in range(at_once):
                 service.admit()
             await asyncio.sleep(seconds / 4)

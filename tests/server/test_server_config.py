@@ -12,13 +12,13 @@ import pytest
 from server_tools import Lengths, served
 from shared_tools import each
 
+from qreward.callables import load_object
 from qreward.cli import main
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
 from qreward.server.app import check_caller
+from qreward.server.bodies import HTTPError
 from qreward.server.config import helps, token_of
-from qreward.server.http_errors import HTTPError
-from qreward.server.import_string import load_object
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}

@@ -261,7 +261,7 @@ async def test_an_unexpected_failure_is_answered_500_without_its_message(monkeyp
 
 
 def test_settings_come_as_a_config_or_by_name_and_not_both() -> None:
-    assert create_app(Lengths(), ServerConfig(model="x")).service.config.model == "x"
+    assert create_app(Lengths(), ServerConfig(model="x")).config.model == "x"
     with pytest.raises(ConfigError, match="not both"):
         create_app(Lengths(), ServerConfig(), model="x")
     assert json.loads(ServerConfig().model_dump_json())["port"] == 5000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import pickle
 import re
@@ -247,12 +246,6 @@ def _last_line(text: str) -> str:
 def is_connected() -> bool:
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def check_installed(backend: Kind) -> None:
-    """Raise ``ModuleNotFoundError`` if ``backend`` is ``ray`` and Ray is not installed. This function does not import Ray."""
-    if backend == "ray" and "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
-        raise ModuleNotFoundError(f"backend='ray' needs Ray: {INSTALL}", name="ray")
 
 
 def require_ray() -> Any:

@@ -7,9 +7,8 @@ import logging
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, Unpack, get_args
@@ -20,6 +19,7 @@ from qreward.batching.in_flight import isolate
 from qreward.batching.reward_buffer import InvalidScores, RewardBuffer, read_scores
 from qreward.batching.settings import Options, check_seconds, check_whole
 from qreward.engine import background
+from qreward.engine.portal import Portal
 from qreward.errors import ClientClosed, ConfigError, ConnectionFailed, Rejected, RequestTimeout
 from qreward.integrations.ray.backends import (
     CALL,
@@ -29,8 +29,8 @@ from qreward.integrations.ray.backends import (
     LocalBackend,
     RayBackend,
     ScorerSpec,
-    check_installed,
     is_connected,
+    require_ray,
 )
 
 ALONE_AFTER, SPLIT_AFTER = 1, 2
@@ -178,7 +178,8 @@ class ScorerPool:
 
     def __setstate__(self, state: tuple[ScorerSpec, PoolConfig]) -> None:
         self._spec, self._config = state
-        check_installed(self._config.backend)
+        if self._config.backend == "ray":
+            require_ray()
         self._actors: Actors | None = None
         self._closing: Future[None] | None = None
         self._closed = False
@@ -252,7 +253,7 @@ class ScorerPool:
             if self._closing is None:
                 self._closing = asyncio.run_coroutine_threadsafe(self._actors.close(), self._actors.loop)
             if not drain:
-                self._actors.soon(self._actors.abandon)
+                self._actors.portal.soon(self._actors.abandon)
         await asyncio.shield(asyncio.wrap_future(self._closing))
 
     async def __aenter__(self) -> Self:
@@ -283,7 +284,7 @@ class ScorerPool:
             use_ray = backend == "ray" or (backend == "auto" and is_connected())
             chosen = RayBackend(self._spec, config.max_concurrent_batches, config.options) if use_ray else LocalBackend(self._spec)
             self._actors = Actors(chosen, config, self._spec.name)
-            weakref.finalize(self, self._actors.soon, self._actors.stopped.set).atexit = False
+            weakref.finalize(self, self._actors.portal.soon, self._actors.leave).atexit = False
         return self._actors
 
 
@@ -308,30 +309,19 @@ class Actors:
         self.counts: Counter[str] = Counter()
         self.waiting: deque[tuple[asyncio.Future[Actor], int]] = deque()
         """An entry for each batch that waits for an actor, with the number of slots that the batch needs."""
-        self.loop = asyncio.new_event_loop()
+        self.portal = Portal("qreward-scorer-pool")
+        self.loop = self.portal.loop
         self._config, self._name = config, name
         self._reason = "none was ever started"
         self._batches: set[asyncio.Task[Any]] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._abandoned = False
-        self.stopped = asyncio.Event()
-        threading.Thread(target=self._run, name="qreward-scorer-pool", daemon=True).start()
-
-    def soon(self, action: Callable[[], object]) -> None:
-        """Run a function in the event loop, if the loop has not ended. This method may be called in any thread."""
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(action)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._keepers = [asyncio.create_task(self._keep_running(number)) for number in range(self._config.actors)]
-        await self.stopped.wait()
-        await self._kill_all()
+        self.portal.soon(self._start)
 
     # the methods below run in the event loop
+
+    def _start(self) -> None:
+        self._keepers = [self.loop.create_task(self._keep_running(number)) for number in range(self._config.actors)]
 
     async def score(self, columns: tuple[Sequence[Any], ...]) -> Any:
         """Return the results of a batch."""
@@ -482,21 +472,23 @@ class Actors:
             await asyncio.wait(self._batches)
         ends = (asyncio.wait_for(self.backend.end(actor.handle), CLOSE_TIMEOUT) for actor in self.ready if not self._abandoned)
         await asyncio.gather(*ends, return_exceptions=True)
-        await self._kill_all()
-        self.stopped.set()
-
-    async def _kill_all(self) -> None:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.wait(self._keepers)
         while self.ready:
             self.backend.kill(self.ready.pop().handle)
+        self.portal.end()
 
     def abandon(self) -> None:
         """Fail all batches with ``ClientClosed``."""
         self._abandoned = True
         for task in self._batches:
             task.cancel()
+
+    def leave(self) -> None:
+        """Kill the actors of a pool that was freed."""
+        self._abandoned = True
+        background.run_in_background(self.loop, self.close())
 
 
 def _closed() -> ClientClosed:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, ScoreResult, SingletonAnswer
 from qreward.errors import ConfigError
 from qreward.integrations.ray.backends import CALL, INSTALL, ScorerSpec, close_scorer, require_ray
+from qreward.server import ServerConfig, create_app
 
 _REPLICAS: dict[str, Replica] = {}
 """Key of an :class:`AsgiProxy` -> the replica that it calls. A process usually has one replica."""
@@ -59,8 +60,6 @@ def deployment(
         serve = importlib.import_module("ray.serve")
     except ImportError as error:
         raise ModuleNotFoundError(f"{error}; a deployment needs Ray Serve: {INSTALL}", name="ray.serve") from error
-    from qreward.server.config import ServerConfig  # noqa: PLC0415 - the extra qreward[server] is not needed by a pool
-
     spec = ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method)
     if wrong := [name for name in ("host", "port") if name in settings]:
         raise ConfigError(f"{wrong[0]} cannot be set here; use serve.start(http_options=...)")
@@ -80,20 +79,15 @@ class AsgiProxy:
         self.key = key
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Forward an ASGI request to the replica's app, with the route prefix removed from the path."""
         replica = _REPLICAS[self.key]
-        if prefix := scope.get("root_path", ""):
-            scope = {**scope, "root_path": "", "path": scope["path"].removeprefix(prefix) or "/"}
         await replica.asgi(scope, receive, partial(replica.forward_lifespan, send) if scope["type"] == "lifespan" else send)
 
 
 class Replica:
     def __init__(self, spec: ScorerSpec, settings: Mapping[str, Any], key: str) -> None:
-        from qreward.server import create_app  # noqa: PLC0415 - an extra
-
         self._made = spec.make()
         self.asgi = create_app(spec.function(self._made), **settings)
-        self._buffer: RewardBuffer = self.asgi.service.buffer
+        self._buffer: RewardBuffer = self.asgi.buffer
         _REPLICAS[key] = self
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, read_reward_settings
 
 __all__ = ["DEADLINE", "INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
@@ -203,10 +202,8 @@ def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source
     """
     made = _ENVIRONMENTS.rewarder(settings)
     (scored,) = made.score_blocking([{"prompt": prompt, "response": response, "reference": reference, **fields}])
-    on_failure = made.config.on_failure
-    score = reward_of(scored, "default" if on_failure == "none" else on_failure, _ENVIRONMENTS.missing)
-    assert score is not None
-    return score
+    reward = _ENVIRONMENTS.reward(scored, made.config)
+    return INVALID if reward is None else reward
 
 
 class InvalidGroupFilter:

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from qreward.client import QRewardClient
+from qreward.engine import background
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.functions.watcher import ConfigWatcher
@@ -37,12 +38,11 @@ from qreward.integrations.trainers.settings import (
     prompt_fields,
     template_fields,
 )
-from qreward.integrations.trainers.verdicts import VerdictFile
+from qreward.integrations.trainers.verdicts import Scored, VerdictFile, writable
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
 from qreward.judge.types import Scorer, Verdict, Vote, check_finite
-from qreward.results import WAITING, Usage
 from qreward.runtime import runtime_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
 from qreward.spelling import TYPO, closest
@@ -52,67 +52,6 @@ LATE = 1.0
 GRACE = 2.0
 """Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 _log = logging.getLogger("qreward.integrations.trainers")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scored:
-    """Holds a reward, or the error that prevented the reward.
-
-    Attributes:
-        verdict: the verdict; None if scoring failed.
-        error: the error; None if scoring succeeded.
-        seconds: seconds from the call to the result.
-        waiting: reason -> number of items of the client that still waited for it when the result came.
-    """
-
-    verdict: Verdict | None
-    error: QRewardError | None
-    seconds: float
-    waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        return self.verdict is not None
-
-    def score(self, failure: float | None) -> float | None:
-        """Return the reward. If the reward is missing, return ``failure``, which is the user's value for a missing reward."""
-        return failure if self.verdict is None else self.verdict.score
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all answers to the item, including answers that could not be parsed; 0 if no server reported tokens."""
-        return self.usage.tokens
-
-    @property
-    def usage(self) -> Usage:
-        """What the item has used: tokens, US dollars (``cost``), and attempts whose cost no server reported (``unreported``)."""
-        outcome = self.error if self.verdict is None else self.verdict
-        return (None if outcome is None else outcome.usage) or Usage()
-
-    @property
-    def reason(self) -> str:
-        """The reason why there is no reward: one line of at most 300 characters without secrets. ``""`` if there is a reward."""
-        if self.error is None:
-            return ""
-        return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
-
-    def metrics(self, prefix: str = "judge_", *, waiting: bool = False) -> dict[str, float]:
-        """Return metrics to log, whose names begin with ``prefix``.
-
-        They are ``ok`` (1.0 or 0.0), ``seconds``, ``tokens``, ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported``
-        (attempts whose cost no server reported). With ``waiting``, they are also the numbers of items that wait, by reason.
-        """
-        used = self.usage
-        found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(used.tokens)}
-        found |= {"cost": used.cost or 0.0, "unreported": float(used.unreported)}
-        if waiting:
-            found |= {f"waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING}
-        return {f"{prefix}{name}": value for name, value in found.items()}
-
-
-def _writable(text: str) -> str:
-    """Return the text with characters escaped that cannot be encoded. An example is a lone surrogate that an error quotes from an item."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 class Rewarder:
@@ -177,8 +116,7 @@ class Rewarder:
 
         await asyncio.gather(*map(judge, groups.values()))
         if self._verdicts is not None:
-            judged = zip(rows, found, strict=True)
-            self._verdicts.write([(item, each.verdict, each.error, each.usage, each.seconds) for item, each in judged], step)
+            self._verdicts.write(zip(rows, found, strict=True), step)
         return found
 
     async def _score(self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
@@ -206,7 +144,11 @@ class Rewarder:
         except TimeoutError:
             error = RequestTimeout(f"no reward within {self.deadline:g} s")
         except ValueError as failure:
-            error = self._unfit(failure)
+            kind = type(failure).__name__
+            error = BadRequest(f"the scorer could not take the item: {kind}: {writable(str(failure))}")
+            error.__cause__ = failure
+            first, self._unfits = kind not in self._unfits, self._unfits | {kind}
+            _log.warning("no reward: %s", error, exc_info=failure if first else None)  # perhaps a bug in the scorer
         seconds, waiting = monotonic() - begun, self.waiting()
         if error is None:
             return [Scored(verdict, None, seconds, waiting) for verdict in verdicts]
@@ -226,15 +168,6 @@ class Rewarder:
         pairs = zip(rewards, usages, strict=True)
         return [Verdict(reward, (Vote(reward),), usage=usage, cached=ranking.cached) for reward, usage in pairs]
 
-    def _unfit(self, error: ValueError) -> BadRequest:
-        """Return the error of an item that the scorer rejected. The first of each class, perhaps a bug, is logged with its traceback."""
-        kind = type(error).__name__
-        first, self._unfits = kind not in self._unfits, self._unfits | {kind}
-        failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
-        failure.__cause__ = error
-        _log.warning("no reward: %s", failure, exc_info=error if first else None)
-        return failure
-
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score many items from blocking code, in any thread. The work runs in the event loop that all blocking calls share."""
         return portal().call(self.score_many, list(items))
@@ -242,21 +175,6 @@ class Rewarder:
     async def aclose(self) -> None:
         """Close the scorer. A client that other rewarders of the process share stays open, and this rewarder may be used again."""
         await self.scorer.aclose()
-
-
-def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward. If it is missing, return the number ``on_failure``, or None for ``none``, or raise the error for ``raise``.
-
-    ``default`` stands for the value of the argument ``default``.
-    """
-    if scored.verdict is not None:
-        return float(scored.verdict.score)
-    chosen: Any = default if on_failure == "default" else on_failure
-    if chosen == "none":
-        return None
-    if chosen == "raise" and scored.error is not None:
-        raise scored.error
-    return float(chosen)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,6 +189,7 @@ class Adapter:
         none_unsupported: why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
         no_groups: why the responses to one prompt cannot be ranked, and what to use instead; ``""`` if each call of :meth:`score` has all
             responses to its prompts.
+        effect: what the trainer does with an item whose reward is None. It is the end of a log message.
     """
 
     trainer: str
@@ -279,6 +198,7 @@ class Adapter:
     missing: Failure
     none_unsupported: str = ""
     no_groups: str = "which does not pass the responses to one prompt together; leave it out"
+    effect: str = ""
 
     def checked(self, config: RewardConfig) -> RewardConfig:
         """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
@@ -359,12 +279,16 @@ class Adapter:
         """Score rows in the event loop of the portal, for callers whose own loop ends soon. Connections are then kept for the next call."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.score(made, list(rows), step=step), portal().loop))
 
-    def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
-        """Return the reward. A missing reward is logged with its ``effect``, and replaced or raised as the settings say."""
-        if not scored.ok:
-            log = logging.getLogger(f"qreward.{self.trainer}")
-            log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
-        return reward_of(scored, config.on_failure, self.missing)
+    def reward(self, scored: Scored, config: RewardConfig) -> float | None:
+        """Return the reward. A missing reward is logged, and replaced or raised as the settings say."""
+        if scored.verdict is not None:
+            return float(scored.verdict.score)
+        chosen: Any = self.missing if config.on_failure == "default" else config.on_failure
+        effect = self.effect if chosen == "none" else ""
+        logging.getLogger(f"qreward.{self.trainer}").warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
+        if chosen == "raise" and scored.error is not None:
+            raise scored.error
+        return None if chosen == "none" else float(chosen)
 
 
 # what a process shares
@@ -379,7 +303,6 @@ class _Shared(NamedTuple):
 _MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
 """Text of the settings' source and default deadline -> the source, kept alive because the text may contain its ``id``, and the rewarder."""
 _CLIENTS: list[_Shared] = []
-_INHERITED: list[object] = []
 _LOCK = threading.RLock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
@@ -409,12 +332,16 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
 
 def _made(config: RewardConfig, deadline: float) -> Rewarder:
     client = shared_client(config.client, config.place)
-    with name_source_in_errors(config):
-        check(config, [route.pattern for route in client.list_routes()])
-        scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share the client
-    made = Rewarder(scorer, config.deadline or deadline, config.priority, config)
+    made = Rewarder(scorer_of(config, client), config.deadline or deadline, config.priority, config)
     made.waiting = runtime_of(client).look.waiting_for
     return made
+
+
+def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
+    """Make the scorer of the settings. A ``ConfigError`` names their source. Closing the scorer does not close the client."""
+    with name_source_in_errors(config):
+        check(config, [route.pattern for route in client.list_routes()])
+        return make_scorer(client, config.scorer, owns_client=False)
 
 
 def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:
@@ -481,15 +408,15 @@ def _end_before(loop: asyncio.AbstractEventLoop) -> None:
         atexit.register(close_all)
 
 
-def _after_fork() -> None:
+def _after_fork(_: object) -> object:
     global _LOCK, _MADE, _CLIENTS  # the parent's may have requests in flight, and another thread of it may have held the lock
+    inherited = _MADE, _CLIENTS
     for shared in _CLIENTS:
         if shared.watcher is not None:
             shared.watcher.stop()  # the child makes clients of its own
-    _INHERITED.append((_MADE, _CLIENTS))
     _LOCK, _MADE, _CLIENTS = threading.RLock(), {}, []
+    return inherited
 
 
 atexit.register(close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+background.watch(Rewarder, _after_fork)

@@ -273,20 +273,18 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
     """
     known, patterns = ITEM | prompt_fields(config), list(routes)
     for setting, stage in config.stages.items():
-        if not isinstance(stage, JudgeConfig):
-            continue
-        if ":" not in stage.verdict and stage.verdict not in NAMED:
-            hint = did_you_mean(stage.verdict, NAMED)
-            raise ConfigError(f"{setting}.verdict: unknown verdict {stage.verdict!r}; {hint} A verdict of your own is written module:Class")
-        if reserved := sorted(_JUDGES_OWN & stage.params.keys()):
-            what = "is not a parameter of a request; if it is a setting of the judge, write it beside params"
-            raise ConfigError(f"{setting}.params: {reserved[0]!r} {what}")
+        models, where = ((stage,), setting) if isinstance(stage, str) else (stage.model, f"{setting}.model")
+        if isinstance(stage, JudgeConfig):
+            if ":" not in stage.verdict and stage.verdict not in NAMED:
+                hint = did_you_mean(stage.verdict, NAMED)
+                words = f"unknown verdict {stage.verdict!r}; {hint} A verdict of your own is written module:Class"
+                raise ConfigError(f"{setting}.verdict: {words}")
+            if reserved := sorted(_JUDGES_OWN & stage.params.keys()):
+                what = "is not a parameter of a request; if it is a setting of the judge, write it beside params"
+                raise ConfigError(f"{setting}.params: {reserved[0]!r} {what}")
+        for model in models:
+            if not any(matches(pattern, model) for pattern in patterns):
+                hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")  # patterns are shorter than names
+                raise ConfigError(f"{where}: no endpoint of the client serves the model {model!r}; {hint}")
     for field in config.columns.keys() - known:
         raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")
-    for setting, stage in config.stages.items():
-        for model in (stage,) if isinstance(stage, str) else stage.model:
-            if not any(matches(pattern, model) for pattern in patterns):
-                where = setting if isinstance(stage, str) else f"{setting}.model"
-                # lower cutoff: a pattern is shorter than the names it matches
-                hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
-                raise ConfigError(f"{where}: no endpoint of the client serves the model {model!r}; {hint}")

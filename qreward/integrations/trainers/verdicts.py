@@ -1,4 +1,4 @@
-"""The judgements of a trainer as JSON lines, and what a file of them says about one step."""
+"""The judgements of a trainer: ``Scored``, the file of JSON lines to which they are written, and what it says about one step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -18,7 +19,7 @@ from pydantic import Field
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.codec import encoded
 from qreward.judge.types import Verdict
-from qreward.results import Usage
+from qreward.results import WAITING, Usage
 from qreward.settings.base import Policy
 
 _log = logging.getLogger("qreward.integrations.trainers")
@@ -26,7 +27,65 @@ MOST_PROMPTS = 20
 """Number of prompts that the text of a report shows, those with the lowest mean first."""
 
 
-Judged = tuple[Mapping[str, Any], Verdict | None, QRewardError | None, Usage, float]
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Holds a reward, or the error that prevented the reward.
+
+    Attributes:
+        verdict: the verdict; None if scoring failed.
+        error: the error; None if scoring succeeded.
+        seconds: seconds from the call to the result.
+        waiting: reason -> number of items of the client that still waited for it when the result came.
+    """
+
+    verdict: Verdict | None
+    error: QRewardError | None
+    seconds: float
+    waiting: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict is not None
+
+    def score(self, failure: float | None) -> float | None:
+        """Return the reward. If the reward is missing, return ``failure``, which is the user's value for a missing reward."""
+        return failure if self.verdict is None else self.verdict.score
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all answers to the item, including answers that could not be parsed; 0 if no server reported tokens."""
+        return self.usage.tokens
+
+    @property
+    def usage(self) -> Usage:
+        """What the item has used: tokens, US dollars (``cost``), and attempts whose cost no server reported (``unreported``)."""
+        outcome = self.error if self.verdict is None else self.verdict
+        return (None if outcome is None else outcome.usage) or Usage()
+
+    @property
+    def reason(self) -> str:
+        """The reason why there is no reward: one line of at most 300 characters without secrets. ``""`` if there is a reward."""
+        if self.error is None:
+            return ""
+        return writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
+
+    def metrics(self, prefix: str = "judge_", *, waiting: bool = False) -> dict[str, float]:
+        """Return metrics to log, whose names begin with ``prefix``.
+
+        They are ``ok`` (1.0 or 0.0), ``seconds``, ``tokens``, ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported``
+        (attempts whose cost no server reported). With ``waiting``, they are also the numbers of items that wait, by reason.
+        """
+        used = self.usage
+        found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(used.tokens)}
+        found |= {"cost": used.cost or 0.0, "unreported": float(used.unreported)}
+        if waiting:
+            found |= {f"waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING}
+        return {f"{prefix}{name}": value for name, value in found.items()}
+
+
+def writable(text: str) -> str:
+    """Return the text with characters escaped that cannot be encoded. An example is a lone surrogate that an error quotes from an item."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class VerdictsConfig(Policy):
@@ -47,10 +106,11 @@ class VerdictFile:
     def __init__(self, config: VerdictsConfig) -> None:
         self._path, self._contents, self._failed = Path(config.path).expanduser(), config.contents, False
 
-    def write(self, judged: Iterable[Judged], step: int | None) -> None:
-        """Append judgements: items, their verdicts or errors, what they used, and seconds. ``step`` is the trainer's step."""
+    def write(self, judged: Iterable[tuple[Mapping[str, Any], Scored]], step: int | None) -> None:
+        """Append judgements, at a ``step`` of the trainer."""
         lines = []
-        for item, verdict, error, usage, seconds in judged:
+        for item, scored in judged:
+            verdict, error, usage = scored.verdict, scored.error, scored.usage
             line: dict[str, Any] = {"time": round(time(), 3), "process": os.getpid(), "step": step}
             line |= {name: sha256(encoded(item.get(name))).hexdigest()[:16] for name in ("prompt", "response")}
             line |= {"score": None if verdict is None else verdict.score, "error": None if error is None else type(error).__name__}
@@ -61,7 +121,7 @@ class VerdictFile:
                 }
                 line |= {"confidence": verdict.confidence, "decided_by": verdict.decided_by, "cached": verdict.cached}
                 line["models"] = sorted({vote.model for vote in verdict.votes if vote.model})
-            line |= {"seconds": round(seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
+            line |= {"seconds": round(scored.seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
             if self._contents:
                 answers = [] if verdict is None else [vote.text for vote in verdict.votes]
                 line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}

@@ -16,7 +16,6 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
@@ -115,8 +114,7 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     """Return the result for verl. If scoring failed and ``on_failure`` is not a number, raise the error, because verl needs a number."""
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
-    score = reward_of(scored, config.on_failure, ADAPTER.missing)
-    return {"score": score, "judge_ok": float(scored.ok), "judge_error": scored.reason, **scored.metrics()}
+    return {"score": ADAPTER.reward(scored, config), "judge_ok": float(scored.ok), "judge_error": scored.reason, **scored.metrics()}
 
 
 def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:

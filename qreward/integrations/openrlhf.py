@@ -1,6 +1,6 @@
-"""Rewards for OpenRLHF. Its command line takes the path of this file (a function) or of ``agent.py`` (an executor without threads).
+"""Rewards for OpenRLHF. Its command line takes the path of this file, as that of a reward function or of an executor without threads.
 
-Only ``agent.py`` imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the paths. OpenRLHF calls the function in threads, at
+Only the executor imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the path. OpenRLHF calls the function in threads, at
 most ``min(32, cpus + 4)`` at once. If a sample could not be scored and the settings name no number for it, its ``rewards`` are None and its
 ``scores`` are NaN. With ``--algo.dynamic_filtering_enable``, OpenRLHF then drops the sample with its whole group, and takes another prompt.
 Without this option, the run stops when OpenRLHF makes experience of the sample.
@@ -8,14 +8,15 @@ Without this option, the run stops when OpenRLHF makes experience of the sample.
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest
-from qreward.integrations.trainers import Adapter, RewardConfig, Scored
+from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.texts import response_in, without_end
 
 __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
@@ -28,8 +29,8 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
+    effect="; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops",
 )
-_EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
 _UNKNOWN_RESPONSE = (
     "the query does not begin with the prompt, so it is unknown where the response begins; to judge the whole query, set "
     "columns: {response: query}"
@@ -83,12 +84,8 @@ def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
 
 
 def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    reward = ADAPTER.reward(scored, config, _EFFECT if config.on_failure in ("default", "none") else "")
-    return {
-        "rewards": reward,
-        "scores": math.nan if reward is None else reward,
-        "extra_logs": scored.metrics(waiting=True),
-    }
+    reward = ADAPTER.reward(scored, config)
+    return {"rewards": reward, "scores": math.nan if reward is None else reward, "extra_logs": scored.metrics(waiting=True)}
 
 
 def reward_func_path() -> str:
@@ -97,5 +94,43 @@ def reward_func_path() -> str:
 
 
 def agent_path() -> str:
-    """Return the path for ``--train.agent_func_path``."""
-    return str(Path(__file__).with_name("agent.py"))
+    """Return the path for ``--train.agent_func_path``, which is this file."""
+    return __file__
+
+
+def __getattr__(name: str) -> Any:
+    if name != "AgentExecutor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    base: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
+
+    class AgentExecutor(base):  # type: ignore[misc]  # OpenRLHF has no types
+        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads.
+
+        Raises:
+            ConfigError: the settings are missing or wrong. The constructor raises this error, because OpenRLHF would only log a later one.
+        """
+
+        def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
+            super().__init__(None)
+            ADAPTER.checked(load_reward_config())
+            self.reward_endpoints = [__file__]  # OpenRLHF calls the method below only if this list is not empty
+            self.reward_func = reward_func
+
+        async def _fetch_rewards_via_func(self, queries_list: list[str], prompts_list: list[str], labels_list: list[Any]) -> list[Any]:
+            return await results(queries_list, prompts_list, labels_list)
+
+    return AgentExecutor
+
+
+def main(arguments: list[str]) -> int:
+    """Print both options for OpenRLHF, or only the path of one. Return the exit code: 0, or 2 for an unknown name."""
+    if arguments not in ([], ["agent"], ["reward_func"]):
+        sys.stderr.write("usage: python -m qreward.integrations.openrlhf [agent | reward_func]\n")
+        return 2
+    options = f"--train.agent_func_path {__file__}\n--reward.remote_url {__file__}"
+    sys.stdout.write(f"{__file__ if arguments else options}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,8 +20,7 @@ from fakes.vllm import VLLM
 from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
-from qreward.testing.decisions import DecisionCall, asked_of, decision_job, expected_level, openai_job
-from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall, asked_of, decision_job, expected_level, openai_job
 from qreward.testing.synthetic_judge import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 
@@ -92,7 +91,7 @@ def _vllm_system_one(call: RouteCall) -> Job:
             "joint": None,
         }
 
-    return decision_job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
+    return decision_job(call, request.model, _as_text(request.state).strip(), asked, answer)
 
 
 def _vllm_noul(name: str, question: schemas.VllmSystemOneQuestion) -> Asked:
@@ -214,7 +213,7 @@ def _sglang_decisions(call: RouteCall) -> Job:
         used = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "reasoning_tokens": 0}
         return {"object": "decisions", "model": request.model, "prompt_format_version": 1, "answers": answers, "usage": used}
 
-    return decision_job(call, DecisionCall(request.model, _as_text(request.input).strip(), asked, answer))
+    return decision_job(call, request.model, _as_text(request.input).strip(), asked, answer)
 
 
 def _sglang_asked(question: Any) -> Asked:
@@ -274,7 +273,7 @@ def _sglang_system_one(*, checkpoint: bool) -> Route:
                     answers[each.name]["x_label_mass"] = read.label_mass
             return {"model": "fake", "answers": answers, "usage": {"input_tokens": tokens, "output_tokens": 0}}
 
-        return decision_job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
+        return decision_job(call, request.model, _as_text(request.state).strip(), asked, answer)
 
     return serve
 

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
+from qreward.errors import ConfigError
 from qreward.testing import openai_api
-from qreward.testing.admission import PromptCache
+from qreward.testing.endpoint import PromptCache
 from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
-from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.synthetic_judge import softmax
-from qreward.testing.text import canonical, count_tokens, echo_text, encode
+from qreward.testing.synthetic_judge import Asked, JudgeRead
+from qreward.testing.text import (
+    NAN,
+    REFUSED,
+    canonical,
+    count_tokens,
+    digest_of,
+    echo_text,
+    encode,
+    logits_of,
+    probabilities_of,
+    score_of,
+    softmax,
+    text_of,
+)
 
 JSON, PLAIN = "application/json", "text/plain"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -161,7 +175,7 @@ class RouteCall:
             return encode(made(prompt))
 
         service = self.spec.latency.base + self.spec.scoring.per_item * len(items)
-        return Job(model, sha256(canonical(items)).digest(), prompt, service, len(items), body=body)
+        return Job(model, digest_of(items), prompt, service, len(items), body=body)
 
     def _checked(self, items: list[Any]) -> list[int]:
         """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
@@ -233,7 +247,7 @@ def chat_route(call: RouteCall) -> Job:
 def embeddings_job(call: RouteCall) -> Job:
     request = call.read(EmbeddingsRequest)
     items = request.items()
-    prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(request.input)).digest()
+    prompt, digest = sum(count_tokens(canonical(each)) for each in items), digest_of(request.input)
     return Job(
         request.model,
         digest,
@@ -249,7 +263,7 @@ def completions_job(call: RouteCall) -> Job:
     prompts, each = listed(data.get("prompt")), data.get("n") or 1
 
     def made(prompt: int) -> Any:
-        texts = [echo_text(sha256(canonical(item)).digest()) for item in prompts for _ in range(each)]
+        texts = [echo_text(digest_of(item)) for item in prompts for _ in range(each)]
         choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
         used = openai_api.usage(prompt, len(choices))
         return {"id": "cmpl-1", "object": "text_completion", "model": data.get("model"), "choices": choices, "usage": used}
@@ -271,6 +285,106 @@ OPENAI = FakeServerKind(
     error=lambda _path, error: openai_api.error(error.message, error.type, error.code),
     status={"/v1/models": json_status(lambda state: openai_api.models(state.spec.models))},
 )
+
+
+# Decisions, in OpenAI's form: the synthetic judge of the endpoint answers the questions
+
+
+def decision_job(
+    call: RouteCall,
+    model: Any,
+    given: str,
+    asked: Sequence[Asked],
+    answer: Callable[[list[JudgeRead], int, int], Any],
+    *,
+    together: bool = False,
+) -> Job:
+    """Return the job for a decision request, which takes the time of a chat with one output token per question.
+
+    ``answer`` returns the response from what the judge reads, the prompt tokens and the cached tokens. The questions have one prompt each,
+    or one ``together``.
+    """
+    judge, count = call.spec.synthetic_judge, len(asked)
+    try:
+        reads = [judge.read(given, each) for each in asked]
+    except ConfigError as error:
+        raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
+    written = [_written(each) for each in asked]
+    prompts = [f"{given}\n\n{text}".encode(errors="replace") for text in (["\n\n".join(written)] if together else written)]
+    tokens = sum(map(count_tokens, prompts))
+    service = call.spec.latency.seconds(count)
+
+    def body(cached: int | None) -> bytes:
+        return encode(answer(reads, tokens, cached or 0))
+
+    return Job(model, digest_of([given, written]), tokens, service, items=count, completion=count, prompts=prompts, body=body)
+
+
+def _written(asked: Asked) -> str:
+    labels = ("yes", "no") if asked.kind == "yes_no" else string.digits if asked.kind == "score" else string.ascii_uppercase
+    lines = [f"{label}: {option}" for label, option in zip(labels, asked.options, strict=False)]
+    return "\n".join([f"Question: {asked.text}", *lines])
+
+
+def asked_of(question: Mapping[str, Any]) -> Asked:
+    text, name = question["instructions"], question.get("name")
+    if not isinstance(text, str):
+        text = "\n".join(part["text"] for part in text)
+    if question["type"] == "predicate":
+        return Asked("yes_no", text, (True, False), name)
+    if question["type"] == "choice":
+        return Asked("choice", text, tuple(each["value"] for each in question["choices"]), name)
+    return Asked("score", text, tuple(each["label"] for each in question["levels"]), name)
+
+
+def expected_level(read: JudgeRead) -> float:
+    return math.fsum(level * number for level, number in enumerate(read.probabilities))
+
+
+def answer_of(asked: Asked, read: JudgeRead) -> dict[str, Any]:
+    if asked.kind == "yes_no":
+        return {"type": "predicate", "name": asked.name, "probability": read.probabilities[0]}
+    confidence = max(read.probabilities) * read.label_mass
+    pairs = list(zip(asked.options, read.probabilities, strict=True))
+    if asked.kind == "choice":
+        probabilities: list[dict[str, Any]] = [{"value": option, "probability": number} for option, number in pairs]
+        decided: dict[str, Any] = {"choice": asked.options[read.place]}
+    else:
+        probabilities = [{"value": level, "label": option, "probability": number} for level, (option, number) in enumerate(pairs)]
+        decided = {"score": expected_level(read)}
+    return {"type": asked.kind, "name": asked.name, **decided, "probabilities": probabilities, "confidence": confidence}
+
+
+def openai_job(call: RouteCall, model: Any, given: str, asked: list[Asked], *, refuses: bool = True) -> Job:
+    """Return the job for a request in OpenAI's form. vLLM has this form too: a prompt for each question, and no refusals (``refuses``)."""
+
+    def answer(reads: list[JudgeRead], tokens: int, cached: int) -> Any:
+        answers = [
+            {"type": "refusal", "name": each.name} if refuses and read.refused else answer_of(each, read)
+            for each, read in zip(asked, reads, strict=True)
+        ]
+        used = {
+            "input_tokens": tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": len(asked),
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": tokens + len(asked),
+        }
+        return {"model": model, "answers": answers, "usage": used}
+
+    return decision_job(call, model, given, asked, answer, together=refuses)
+
+
+def _decisions(call: RouteCall) -> Job:
+    try:
+        asked = [asked_of(question) for question in call.data["questions"]]
+        given = text_of(call.data["input"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise call.invalid(f"'input' and 'questions' must have the form of OpenAI's decisions: {error!r}") from None
+    return openai_job(call, call.data.get("model"), given, asked, refuses=call.spec.kind != "vllm")
+
+
+DECISIONS: Mapping[str, Route] = {"/v1/decisions": _decisions}
 
 
 # What vLLM and SGLang have in common
@@ -459,20 +573,13 @@ def _tei_rerank(call: RouteCall) -> Job:
 
 
 def _tei_vectors(call: RouteCall) -> Job:
-    own = call.path == "/embed"
-    given = {"input": call.data.get("inputs")} if own else call.data
-    request = call.read(EmbeddingsRequest, encode({"model": "fake", **given}))
-
-    def made(prompt: int) -> Any:
-        found = openai_api.embeddings(request, prompt)
-        return [row["embedding"] for row in found["data"]] if own else found
-
-    return call.job(request.items(), made)
+    request = call.read(EmbeddingsRequest, encode({"model": "fake", **call.data}))
+    return call.job(request.items(), lambda prompt: openai_api.embeddings(request, prompt))
 
 
 def _tei_error(path: str, error: ErrorResponse) -> bytes:
     name = _TEI_TYPES.get(error.status, "Backend")
-    if path.startswith("/v1/") or path == "/embeddings":
+    if path.startswith("/v1/"):
         return encode({"message": error.message, "code": error.status, "type": name})
     return encode({"error": error.message, "error_type": name})
 
@@ -487,11 +594,7 @@ def _tei_info(state: ServerState) -> Any:
 
 
 _TEI = FakeServerKind(
-    routes={
-        "/predict": _tei_predict,
-        "/rerank": _tei_rerank,
-        **dict.fromkeys(("/embed", "/v1/embeddings", "/embeddings"), _tei_vectors),
-    },
+    routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: _tei_vectors},
     error=_tei_error,
     status={"/info": json_status(_tei_info), "/metrics": (PLAIN, gauges("te_batch_next_size te_queue_size"))},
     health=frozenset({"/health", "/ping", "/"}),
@@ -521,7 +624,7 @@ def _nim_chat(call: RouteCall) -> Job:
     request = call.chat()
     values = [math.nan if is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
     content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
-    digest = sha256(canonical(request.messages)).digest()
+    digest = digest_of(request.messages)
     return call.job(
         [request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)), request.model
     )

@@ -211,8 +211,9 @@ class FakeEndpoint(Policy):
         responder: ``echo``, ``judge``, ``"module:function"``, or a function that returns the text of the response to a list of messages.
             ``judge`` compares the candidate answer with the reference answer, and answers with the JSON object that a prompt of
             ``qreward.judge.Judge`` describes. If the responder raises an exception, the request gets HTTP 500 at each attempt.
-        kind: kind of server to imitate, with the values of ``Endpoint.kind``; see ``qreward.testing.rewards``.
-        scoring: see ``qreward.testing.rewards.Scoring``.
+        kind: kind of server to imitate, with the values of ``Endpoint.kind``. Scores are derived from the text of an item, and the texts
+            ``NAN`` and ``REFUSED`` of this module make a server fail.
+        scoring: see :class:`Scoring`.
         prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
         decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
             request takes the time of a chat with one output token per question.

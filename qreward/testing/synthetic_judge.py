@@ -15,7 +15,7 @@ from pydantic import Field
 from qreward.decisions import Option, Question, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy
-from qreward.testing.text import text_of
+from qreward.testing.text import softmax, text_of
 
 _TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -162,13 +162,6 @@ def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | A
     """
     asked, text = Asked.of(question), text_of(given)
     return asked.options[_drawn(truth_of(text, asked), text, asked)]
-
-
-def softmax(logits: Sequence[float]) -> list[float]:
-    """Return the softmax of any number of logits. The softmax of a single logit is 1.0."""
-    top = max(logits)
-    powers = [math.exp(logit - top) for logit in logits]
-    return [power / sum(powers) for power in powers]
 
 
 def stated_truths(text: str, asked: Asked) -> tuple[str | None, list[str]]:

@@ -15,7 +15,7 @@ from shared_tools import each
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
-from qreward.testing.responses import FAULTS
+from qreward.testing.server import FAULTS
 from qreward.testing.spec import read_spec
 
 

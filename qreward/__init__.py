@@ -28,9 +28,9 @@ _HOMES = {
     "qreward.judge.rubric": ("Criterion", "Rubric"),
     "qreward.judge.types": ("Comparison", "CriterionResult", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
-    "qreward.settings.api_key": ("ApiKey",),
     "qreward.settings.policies": (
-        "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
+        "ApiKey", "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route",
+        "Timeouts",
     ),
     "qreward.progress": ("Progress",),
     "qreward.reasons": ("EndpointReason", "Explanation"),
@@ -140,7 +140,7 @@ if TYPE_CHECKING:
     from qreward.results import FleetStats as FleetStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
-    from qreward.settings.api_key import ApiKey as ApiKey
+    from qreward.settings.policies import ApiKey as ApiKey
     from qreward.settings.policies import Endpoint as Endpoint
     from qreward.settings.policies import Hedge as Hedge
     from qreward.settings.policies import Limits as Limits

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from qreward.engine.portal import Portal
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
@@ -25,6 +25,7 @@ from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
 
 _GRACE = 10.0  # seconds that a child process has to end by itself
 _CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class FakeFleet:
@@ -207,46 +208,28 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InThread:
-    """Runs the servers of a fleet in a background thread, on uvloop if ``fast`` and if it is installed."""
+    """Runs the servers of a fleet in a background thread."""
 
-    def __init__(self, spec: FleetSpec, fast: bool = False) -> None:
-        self._host = InLoop(spec)
-        self._loop_factory = fast_loop() if fast else None
-        self._thread = threading.Thread(target=self._run, name="qreward-fake-fleet", daemon=True)
-        self._started: Future[dict[str, int]] = Future()
+    def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
+        self._host, self._loop_factory = InLoop(spec), loop_factory
 
     def start(self) -> dict[str, int]:
-        self._thread.start()
+        self._portal = Portal("qreward-fake-fleet", self._loop_factory)
         try:
-            return self._started.result()
+            return self._portal.call(self._host.start)
         except BaseException:
-            self._thread.join()
+            self._portal.close()
             raise
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
+        self._portal.call(self._host.stop)
+        self._portal.close()
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
         async def called() -> dict[str, Any]:
             return self._host.call(method, *args, name=name)
 
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-                runner.run(self._serve())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
-
-    async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        self._started.set_result(await self._host.start())
-        await self._stopping.wait()
-        await self._host.stop()
+        return self._portal.call(called)
 
 
 class InProcess:
@@ -319,7 +302,7 @@ def serve_parent() -> None:
             reply: tuple[type[Exception] | None, Any]
             try:
                 if host is None:
-                    starting = InThread(request, fast=True)
+                    starting = InThread(request, fast_loop())
                     reply = None, starting.start()
                     host = starting
                 else:
@@ -344,7 +327,7 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fast_loop() -> LoopFactory | None:
     """Return the loop factory of uvloop. Return None if uvloop is not installed."""
     try:
         import uvloop  # noqa: PLC0415 - an extra

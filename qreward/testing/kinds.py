@@ -139,16 +139,16 @@ class RouteCall:
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            raise self._malformed(str(error)) from None
+            raise self.invalid(str(error), malformed=True) from None
         if not isinstance(found, dict):
-            raise self._malformed("the body must be an object")
+            raise self.invalid("the body must be an object", malformed=True)
         return found
 
     def read(self, kind: type[R], body: bytes | None = None) -> R:
         try:
             return openai_api.read(kind, self.body if body is None else body)
         except ValueError as error:
-            raise self._malformed(str(error)) from None
+            raise self.invalid(str(error), malformed=True) from None
 
     def chat(self) -> ChatRequest:
         request = self.read(ChatRequest)
@@ -156,13 +156,14 @@ class RouteCall:
             raise self.invalid("'messages' must not be empty")
         return request
 
-    def _malformed(self, message: str) -> ErrorResponse:
-        return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=True)
+    def invalid(self, message: str, malformed: bool = False) -> ErrorResponse:
+        return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=malformed)
 
-    def invalid(self, message: str) -> ErrorResponse:
-        return ErrorResponse(self.kind.invalid, message, "bad_request")
+    def documents(self, member: str = "documents") -> list[list[Any]]:
+        """Return the pairs of the query and each document of a ranking."""
+        return [[self.data.get("query"), document] for document in listed(self.data.get(member))]
 
-    def job(self, items: list[Any], made: Callable[[int], Any], model: str | None = None) -> Job:
+    def job(self, items: list[Any], made: Callable[[int], Any]) -> Job:
         """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
         prompt = sum(self._checked(items))
         failure = None
@@ -175,7 +176,7 @@ class RouteCall:
             return encode(made(prompt))
 
         service = self.spec.latency.base + self.spec.scoring.per_item * len(items)
-        return Job(model, digest_of(items), prompt, service, len(items), body=body)
+        return Job(self.data.get("model"), digest_of(items), prompt, service, len(items), body=body)
 
     def _checked(self, items: list[Any]) -> list[int]:
         """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
@@ -245,17 +246,8 @@ def chat_route(call: RouteCall) -> Job:
 
 
 def embeddings_job(call: RouteCall) -> Job:
-    request = call.read(EmbeddingsRequest)
-    items = request.items()
-    prompt, digest = sum(count_tokens(canonical(each)) for each in items), digest_of(request.input)
-    return Job(
-        request.model,
-        digest,
-        prompt,
-        call.spec.latency.base,
-        len(items),
-        body=lambda _cached: encode(openai_api.embeddings(request, prompt)),
-    )
+    request = call.read(EmbeddingsRequest, encode({"model": "fake", **call.data}))
+    return call.job(request.items(), lambda prompt: openai_api.embeddings(request, prompt))
 
 
 def completions_job(call: RouteCall) -> Job:
@@ -268,7 +260,7 @@ def completions_job(call: RouteCall) -> Job:
         used = openai_api.usage(prompt, len(choices))
         return {"id": "cmpl-1", "object": "text_completion", "model": data.get("model"), "choices": choices, "usage": used}
 
-    return call.job(prompts, made, data.get("model"))
+    return call.job(prompts, made)
 
 
 def moderations_job(call: RouteCall) -> Job:
@@ -277,7 +269,7 @@ def moderations_job(call: RouteCall) -> Job:
     whole = isinstance(given, list) and all(isinstance(part, dict) for part in given)
     items = [given] if whole else listed(given)
     results = [{"flagged": score_of(item) > 0, "category_scores": {"harm": abs(score_of(item)) / 10}} for item in items]
-    return call.job(items, lambda _: {"id": "modr-1", "model": data.get("model"), "results": results}, data.get("model"))
+    return call.job(items, lambda _: {"id": "modr-1", "model": data.get("model"), "results": results})
 
 
 OPENAI = FakeServerKind(
@@ -402,7 +394,7 @@ def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callab
                 used["completion_tokens_details"] = None
             return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
 
-        return call.job(items, made, model)
+        return call.job(items, made)
 
     return serve
 
@@ -449,8 +441,7 @@ def _pairs(call: RouteCall) -> list[Any]:
 
 
 def _rerank(call: RouteCall) -> Job:
-    data = call.data
-    items = [[data.get("query"), document] for document in listed(data.get("documents"))]
+    data, items = call.data, call.documents()
     scores = [_values(call, item)[0] for item in items]
     order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
     ranked = [
@@ -462,7 +453,7 @@ def _rerank(call: RouteCall) -> Job:
         used = {"prompt_tokens": prompt, "total_tokens": prompt}
         return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
 
-    return call.job(items, made, data.get("model"))
+    return call.job(items, made)
 
 
 _VLLM = replace(
@@ -505,10 +496,10 @@ def _sglang_classify(call: RouteCall) -> Job:
 
 
 def _sglang_rerank(call: RouteCall) -> Job:
-    items = [[call.data.get("query"), document] for document in listed(call.data.get("documents"))]
+    items = call.documents()
     rows = [{"score": finite([score_of(item)], item)[0], "document": item[1], "index": index} for index, item in enumerate(items)]
     rows.sort(key=lambda row: row["score"] or 0.0, reverse=True)
-    return call.job(items, lambda _: rows, call.data.get("model"))
+    return call.job(items, lambda _: rows)
 
 
 def _sglang_error(path: str, error: ErrorResponse) -> bytes:
@@ -566,15 +557,10 @@ def _tei_predict(call: RouteCall) -> Job:
 
 def _tei_rerank(call: RouteCall) -> Job:
     raw = call.data.get("raw_scores") is True
-    items = [[call.data.get("query"), text] for text in call.data.get("texts") or []]
+    items = call.documents("texts")
     logits = [logits_of(item, ("",)) for item in items]
     rows = [{"index": index, "score": (each if raw else probabilities_of(each))[0]} for index, each in enumerate(logits)]
     return call.job(items, lambda _: _by_score(rows))
-
-
-def _tei_vectors(call: RouteCall) -> Job:
-    request = call.read(EmbeddingsRequest, encode({"model": "fake", **call.data}))
-    return call.job(request.items(), lambda prompt: openai_api.embeddings(request, prompt))
 
 
 def _tei_error(path: str, error: ErrorResponse) -> bytes:
@@ -594,7 +580,7 @@ def _tei_info(state: ServerState) -> Any:
 
 
 _TEI = FakeServerKind(
-    routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: _tei_vectors},
+    routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: embeddings_job},
     error=_tei_error,
     status={"/info": json_status(_tei_info), "/metrics": (PLAIN, gauges("te_batch_next_size te_queue_size"))},
     health=frozenset({"/health", "/ping", "/"}),
@@ -625,9 +611,7 @@ def _nim_chat(call: RouteCall) -> Job:
     values = [math.nan if is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
     content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
     digest = digest_of(request.messages)
-    return call.job(
-        [request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)), request.model
-    )
+    return call.job([request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)))
 
 
 SERVER_KINDS: Mapping[str, FakeServerKind] = {

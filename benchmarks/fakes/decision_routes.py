@@ -1,6 +1,6 @@
 """The decision routes of fake servers: ``/v1/decisions`` of OpenAI, vLLM and SGLang, ``/v1/systemone``, and ``/generative_scoring``.
 
-The :class:`~qreward.testing.synthetic_judge.SyntheticJudge` of the endpoint answers the questions. Paths, bodies and limits follow the
+The :class:`~qreward.testing.responders.SyntheticJudge` of the endpoint answers the questions. Paths, bodies and limits follow the
 packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. Errors have the form of their server, but words of their own. This module uses
 JSON, but no sockets, time or slots.
 """
@@ -21,7 +21,7 @@ from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall, asked_of, decision_job, expected_level, openai_job
-from qreward.testing.synthetic_judge import Asked, JudgeRead
+from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 
 DECISIONS, SYSTEM_ONE, SCORING, TOKENIZE = "/v1/decisions", "/v1/systemone", "/generative_scoring", "/tokenize"

@@ -32,13 +32,14 @@ from qreward.settings.base import (
     check_glob,
     check_header,
     expand_once,
+    instead,
     not_a_bool,
     repeated,
     shown,
     wrong,
 )
 from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_package_of
-from qreward.spelling import ELSEWHERE, closest, did_you_mean
+from qreward.spelling import ELSEWHERE, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
@@ -417,9 +418,8 @@ SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND
 
 def _known_kind(value: str) -> str:
     if value not in SERVER_KINDS:
-        near = closest(value, SERVER_KINDS)
         known = f"{', '.join(map(repr, SERVER_KINDS[:-1]))} or {SERVER_KINDS[-1]!r}"
-        raise ValueError(f"must be {known}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise ValueError(f"must be {known}{instead(value, SERVER_KINDS)}")
     return value
 
 

@@ -128,8 +128,7 @@ class FakeFleet:
         if "port" in changes:
             raise ConfigError(f"port of endpoint {name!r} cannot be changed while it runs")
         before = self._named(name)
-        kept = {field: getattr(before, field) for field in type(before).model_fields}
-        changed = self._usable(type(before)(**{**kept, **changes}))
+        changed = self._usable(type(before)(**{**dict(before), **changes}))
         self._running().call("configure", changed, name=name)
         self._specs[name] = changed
 
@@ -255,16 +254,11 @@ class InProcess:
             raise
 
     def stop(self) -> None:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.close()
         try:
-            self._child.wait(_GRACE)
+            self._child.communicate(timeout=_GRACE)  # closes stdin, at which the child ends
         except subprocess.TimeoutExpired:
             self._child.kill()
-            self._child.wait()
-        self._child.stdout.close()
+            self._child.communicate()
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
         return self._reply((method, args, name))
@@ -281,8 +275,7 @@ class InProcess:
                 raise RuntimeError("the process of the fake fleet has ended; see stderr") from None
         if kind is not None:
             raise kind(reply)
-        found: dict[str, Any] = reply
-        return found
+        return reply  # type: ignore[no-any-return]
 
 
 Host = InLoop | InThread | InProcess

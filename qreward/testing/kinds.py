@@ -15,8 +15,8 @@ from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.endpoint import PromptCache
 from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
+from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.synthetic_judge import Asked, JudgeRead
 from qreward.testing.text import (
     NAN,
     REFUSED,

@@ -12,11 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Policy, check_glob, expand_variables, shown
+from qreward.settings.base import Policy, check_glob, expand_variables, instead
 from qreward.settings.files import read_settings
-from qreward.spelling import closest
-from qreward.testing.responders import RESPONDERS, Responder
-from qreward.testing.synthetic_judge import SyntheticJudge
+from qreward.testing.responders import RESPONDERS, Responder, SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
 
@@ -217,7 +215,7 @@ class FakeEndpoint(Policy):
         prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
         decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
             request takes the time of a chat with one output token per question.
-        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
+        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.responders.SyntheticJudge`.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -262,10 +260,7 @@ class FakeEndpoint(Policy):
     @classmethod
     def _known_responder(cls, value: str | Responder) -> str | Responder:
         if isinstance(value, str) and value not in RESPONDERS and ":" not in value:
-            valid = "'echo', 'judge', 'module:function' or a function"
-            raise ValueError(
-                f"must be {valid}, not {shown(value)}" + "".join(f"; did you mean {near!r}?" for near in closest(value, RESPONDERS))
-            )
+            raise ValueError(f"must be 'echo', 'judge', 'module:function' or a function{instead(value, RESPONDERS)}")
         return value
 
     @model_validator(mode="after")

@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
@@ -38,7 +37,6 @@ class Bucket:
         self._full_at = max(self._full_at, now) + min(amount, self.burst) * 60 / self.per_minute
 
     def refilled_in(self) -> float:
-        """Return the seconds until the bucket is full again."""
         return max(0.0, self._full_at - asyncio.get_running_loop().time())
 
 
@@ -123,7 +121,6 @@ class RequestAdmission:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Assign free slots to the waiters."""
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -136,24 +133,16 @@ class RequestAdmission:
         return slot
 
 
-class TimeWindow(NamedTuple):
-    """Holds a phase with its absolute start and end, in seconds."""
-
-    start: float
-    end: float
-    phase: Phase
-
-
 class Timeline:
     """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
 
     def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
-        self._windows: list[TimeWindow] = []
+        self._windows: list[tuple[float, float, Phase]] = []  # start, end
         self._waiting = [phase for phase in phases if phase.after_requests is not None]
         self._begin([phase for phase in phases if phase.after_requests is None], origin)
 
     def _begin(self, phases: list[Phase], origin: float) -> None:
-        self._windows += [TimeWindow(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
+        self._windows += [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
 
     def count(self, requests: int, now: float) -> bool:
         """Begin the phases whose ``after_requests`` is reached. Return True if a phase began."""
@@ -164,12 +153,12 @@ class Timeline:
 
     def at(self, now: float) -> Phase | None:
         """Return the phase that is active at the time ``now``; None in normal operation."""
-        active = [window.phase for window in self._windows if window.start <= now < window.end]
+        active = [phase for start, end, phase in self._windows if start <= now < end]
         return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
 
     def next_change(self, now: float) -> float:
         """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""
-        return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
+        return min((time for start, end, _ in self._windows for time in (start, end) if time > now), default=math.inf)
 
     def plan(self, now: float, service: float) -> tuple[float, str | None]:
         """Return the time at which work ends, and the error that ends the work early; None if the work is completed."""
@@ -349,7 +338,7 @@ class FakeEndpointState:
             self.errors[problem] += 1
 
     def draw(self) -> str | None:
-        """Draw and return the fault of the next attempt; None for no fault."""
+        """Draw the fault of the next attempt; None for no fault."""
         if not self._rates_of_faults:
             return None
         left = self._random.random()
@@ -365,7 +354,6 @@ class FakeEndpointState:
         return self._points.random() if fixed is None else fixed
 
     def phase(self) -> Phase | None:
-        """Return the active phase; None in normal operation."""
         return DEAD if self.killed else self.timeline.at(time.monotonic())
 
     def serves(self, model: str) -> bool:

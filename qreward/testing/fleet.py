@@ -170,14 +170,11 @@ class FakeFleet:
 
 
 class InLoop:
-    """Runs the servers of a fleet in the running event loop."""
-
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
         self._servers: dict[str, FakeServer] = {}
 
     async def start(self) -> dict[str, int]:
-        """Start the servers. Return the port of each."""
         _raise_file_limit()
         try:
             for endpoint in self._spec.endpoints:
@@ -207,8 +204,6 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InThread:
-    """Runs the servers of a fleet in a background thread."""
-
     def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
         self._host, self._loop_factory = InLoop(spec), loop_factory
 

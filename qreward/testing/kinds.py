@@ -11,6 +11,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.endpoint import PromptCache
@@ -18,13 +20,13 @@ from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
 from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import (
-    NAN,
     REFUSED,
     canonical,
     count_tokens,
     digest_of,
     echo_text,
     encode,
+    is_nan,
     logits_of,
     probabilities_of,
     score_of,
@@ -61,8 +63,6 @@ class ErrorResponse(Exception):
 
 
 class Job(NamedTuple):
-    """Holds a parsed request and the work that serves the request."""
-
     model: str | None
     digest: bytes
     prompt: int
@@ -136,17 +136,21 @@ class RouteCall:
 
     @cached_property
     def data(self) -> dict[str, Any]:
+        """The body. It may contain lone surrogates or NaN; real servers accept them, but strict decoders do not."""
         try:
-            found = json.loads(self.body)
+            try:
+                found = msgspec.json.decode(self.body)
+            except ValueError:
+                found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise self.invalid(str(error), malformed=True) from None
         if not isinstance(found, dict):
             raise self.invalid("the body must be an object", malformed=True)
         return found
 
-    def read(self, kind: type[R], body: bytes | None = None) -> R:
+    def read(self, kind: type[R]) -> R:
         try:
-            return openai_api.read(kind, self.body if body is None else body)
+            return msgspec.convert(self.data, kind)
         except ValueError as error:
             raise self.invalid(str(error), malformed=True) from None
 
@@ -160,7 +164,6 @@ class RouteCall:
         return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=malformed)
 
     def documents(self, member: str = "documents") -> list[list[Any]]:
-        """Return the pairs of the query and each document of a ranking."""
         return [[self.data.get("query"), document] for document in listed(self.data.get(member))]
 
     def job(self, items: list[Any], made: Callable[[int], Any]) -> Job:
@@ -200,13 +203,9 @@ def permits_of(spec: FakeEndpoint) -> int:
     return spec.max_concurrency or _TEI_PERMITS
 
 
-def is_nan(item: Any) -> bool:
-    return NAN in encode(item).decode()
-
-
-def finite(values: list[float], item: Any) -> list[float | None]:
-    """Return the values of an item. If the item contains ``NAN``, each value is None (JSON null)."""
-    return [None] * len(values) if is_nan(item) else list(values)
+def ranked(scores: list[float]) -> list[int]:
+    """Return the indices of the scores, the highest score first, and NaN last."""
+    return sorted(range(len(scores)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at], reverse=True)
 
 
 def listed(given: Any) -> list[Any]:
@@ -246,7 +245,7 @@ def chat_route(call: RouteCall) -> Job:
 
 
 def embeddings_job(call: RouteCall) -> Job:
-    request = call.read(EmbeddingsRequest, encode({"model": "fake", **call.data}))
+    request = call.read(EmbeddingsRequest)
     return call.job(request.items(), lambda prompt: openai_api.embeddings(request, prompt))
 
 
@@ -399,11 +398,11 @@ def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callab
     return serve
 
 
-def class_row(call: RouteCall, item: Any, probs: list[float]) -> dict[str, Any]:
-    return {"label": call.labels[probs.index(max(probs))], "probs": finite(probs, item), "num_classes": len(probs)}
+def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
+    return {"label": call.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
 
 
-_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": finite(logits_of(item, call.labels), item)})
+_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
 
 
 def vector_route(call: RouteCall) -> Job:
@@ -429,7 +428,7 @@ def _values(call: RouteCall, item: Any) -> list[float]:
 
 
 def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
-    values = finite(_values(call, item), item)
+    values = _values(call, item)
     return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
 
 
@@ -443,15 +442,14 @@ def _pairs(call: RouteCall) -> list[Any]:
 def _rerank(call: RouteCall) -> Job:
     data, items = call.data, call.documents()
     scores = [_values(call, item)[0] for item in items]
-    order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
-    ranked = [
-        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": finite([scores[at]], items[at])[0]}
-        for at in order
+    rows = [
+        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": scores[at]}
+        for at in ranked(scores)[: data.get("top_n") or len(items)]
     ]
 
     def made(prompt: int) -> Any:
         used = {"prompt_tokens": prompt, "total_tokens": prompt}
-        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
+        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": rows}
 
     return call.job(items, made)
 
@@ -462,10 +460,10 @@ _VLLM = replace(
         **OPENAI.routes,
         EMBEDDINGS: vector_route,
         "/pooling": list_route(_pooling_row, _inputs),
-        "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item)), _inputs),
+        "/classify": list_route(lambda call, item: class_row(call, _values(call, item)), _inputs),
         **dict.fromkeys(
             ("/score", "/v1/score"),
-            list_route(lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs),
+            list_route(lambda call, item: {"object": "score", "score": _values(call, item)[0]}, _pairs),
         ),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
     },
@@ -489,7 +487,7 @@ def _sglang_classify(call: RouteCall) -> Job:
 
     def row(item: Any) -> Any:
         meta = {"id": "1", "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": count_tokens(canonical(item))}
-        return {"embedding": finite(logits_of(item, call.labels), item), "meta_info": meta}
+        return {"embedding": logits_of(item, call.labels), "meta_info": meta}
 
     alone = isinstance(given, str) or items == [given]
     return call.job(items, lambda _: row(items[0]) if alone else [row(item) for item in items])
@@ -497,9 +495,8 @@ def _sglang_classify(call: RouteCall) -> Job:
 
 def _sglang_rerank(call: RouteCall) -> Job:
     items = call.documents()
-    rows = [{"score": finite([score_of(item)], item)[0], "document": item[1], "index": index} for index, item in enumerate(items)]
-    rows.sort(key=lambda row: row["score"] or 0.0, reverse=True)
-    return call.job(items, lambda _: rows)
+    scores = [logits_of(item, ("",))[0] for item in items]
+    return call.job(items, lambda _: [{"score": scores[at], "document": items[at][1], "index": at} for at in ranked(scores)])
 
 
 def _sglang_error(path: str, error: ErrorResponse) -> bytes:
@@ -518,7 +515,7 @@ _SGLANG = FakeServerKind(
     routes={
         CHAT: chat_route, COMPLETIONS: completions_job, EMBEDDINGS: vector_route, "/classify": _sglang_classify,
         "/v1/rerank": _sglang_rerank,
-        "/v1/classify": list_route(lambda call, item: class_row(call, item, softmax(logits_of(item, call.labels)))),
+        "/v1/classify": list_route(lambda call, item: class_row(call, softmax(logits_of(item, call.labels)))),
     },
     error=_sglang_error,
     status={
@@ -536,10 +533,6 @@ _TEI_TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend"
 _TEI_ITEMS = 32
 
 
-def _by_score(rows: list[Any]) -> list[Any]:
-    return sorted(rows, key=lambda row: float(row["score"]), reverse=True)
-
-
 def _tei_predict(call: RouteCall) -> Job:
     given: Any = call.data.get("inputs")
     raw = call.data.get("raw_scores") is True
@@ -549,8 +542,8 @@ def _tei_predict(call: RouteCall) -> Job:
 
     def row(item: Any) -> Any:
         logits = logits_of(item, call.labels)
-        pairs = zip(call.labels, logits if raw else probabilities_of(logits), strict=True)
-        return _by_score([{"score": score, "label": label} for label, score in pairs])
+        scores = logits if raw else probabilities_of(logits)
+        return [{"score": scores[at], "label": call.labels[at]} for at in ranked(scores)]
 
     return call.job(items, lambda _: [row(item) for item in items] if is_list else row(items[0]))
 
@@ -559,8 +552,8 @@ def _tei_rerank(call: RouteCall) -> Job:
     raw = call.data.get("raw_scores") is True
     items = call.documents("texts")
     logits = [logits_of(item, ("",)) for item in items]
-    rows = [{"index": index, "score": (each if raw else probabilities_of(each))[0]} for index, each in enumerate(logits)]
-    return call.job(items, lambda _: _by_score(rows))
+    scores = [(each if raw else probabilities_of(each))[0] for each in logits]
+    return call.job(items, lambda _: [{"index": at, "score": scores[at]} for at in ranked(scores)])
 
 
 def _tei_error(path: str, error: ErrorResponse) -> bytes:
@@ -608,8 +601,7 @@ def _openrlhf_rewards(call: RouteCall) -> Job:
 
 def _nim_chat(call: RouteCall) -> Job:
     request = call.chat()
-    values = [math.nan if is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
-    content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
+    content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, logits_of(request.messages, call.labels), strict=True))
     digest = digest_of(request.messages)
     return call.job([request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)))
 

@@ -33,13 +33,13 @@ _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
 _PUNCTUATION = re.compile(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,$€£¥]|\.(?!\d)")
 
 
-def same_answer(reference: str, candidate: str, any_order: bool = False) -> bool:
+def same_answer(reference: str, candidate: str) -> bool:
     """Return whether a candidate answer equals the reference answer, as a text or as a list."""
     wanted, given = _normal(reference), _normal(candidate)
     if reference.strip() == candidate.strip() or (wanted and wanted == given):
         return True
     left, right = ([_normal(item) for item in _items(text)] for text in (reference, candidate))
-    return 1 < len(left) == len(right) and (left == right or (any_order and sorted(left) == sorted(right)))
+    return len(left) > 1 and left == right
 
 
 def _items(text: str) -> list[str]:
@@ -83,7 +83,6 @@ _AFTER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCED = re.compile(r"^(?P<fence>`{3,})[^`\n]*\n(?P<inside>.*?)^(?P=fence)[ \t]*$", re.DOTALL | re.MULTILINE)
-_ANY_ORDER = re.compile(r"\b(?:in any order|order does(?: not|n't) matter)\b", re.IGNORECASE)
 _CHOICES = re.compile(r"one of ((?:\"[^\"]*\"|-?\d[\d.]*)(?:, (?:\"[^\"]*\"|-?\d[\d.]*))*)")
 _BEST = ("yes", "true", "correct", "right", "pass")
 _WORST = ("no", "false", "incorrect", "wrong", "fail")
@@ -97,7 +96,7 @@ def judge(messages: list[Any]) -> str:
     if not found.get("reference answer") or "candidate answer" not in found:
         missing = "Candidate answer:" if "candidate answer" not in found else "Reference answer:"
         return f"I cannot judge this, because the messages lack a single text after '{missing}'."
-    right = same_answer(found["reference answer"], found["candidate answer"], bool(_ANY_ORDER.search(found.get("question", ""))))
+    right = same_answer(found["reference answer"], found["candidate answer"])
     form = dict(MEMBER.findall("\n".join(texts)))  # a form that is repeated, or that a judged text contains, is before the last one
     if not form:
         verdict = {"verdict": "correct" if right else "incorrect", "score": int(right), "reason": _REASONS[right]}

@@ -320,11 +320,8 @@ class FakeServer:
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def respond(self, request: Incoming) -> web.StreamResponse:
-        """Respond to a request, or raise ``ErrorResponse``."""
         route = self.kind.routes.get(request.path) or (DECISIONS.get(request.path) if self.state.spec.decisions else None)
-        if request.method != "POST":
-            route = None
-        return await (self._status(request) if route is None else self._counted(request, route))
+        return await (self._status(request) if route is None or request.method != "POST" else self._counted(request, route))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
         state = self.state

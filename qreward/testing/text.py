@@ -88,8 +88,14 @@ def score_of(item: Any) -> float:
 
 
 def logits_of(item: Any, labels: Sequence[str]) -> list[float]:
-    """Return the raw score of an item for each class."""
+    """Return the raw score of an item for each class. If the item contains ``NAN``, each score is NaN, which JSON has as null."""
+    if is_nan(item):
+        return [math.nan] * len(labels)
     return [score_of(item)] if len(labels) == 1 else [score_of([label, item]) for label in labels]
+
+
+def is_nan(item: Any) -> bool:
+    return NAN in encode(item).decode()
 
 
 def probabilities_of(logits: Sequence[float]) -> list[float]:
@@ -98,7 +104,6 @@ def probabilities_of(logits: Sequence[float]) -> list[float]:
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """Return the softmax of any number of logits. The softmax of a single logit is 1.0."""
     top = max(logits)
     powers = [math.exp(logit - top) for logit in logits]
     return [power / sum(powers) for power in powers]

@@ -249,10 +249,10 @@ class PrefixAffinity(Policy):
     capacity: Count | None = None
 
 
-KEPT = 3
+KEPT_KEYS = 3
 """Number of keys that are still hidden in errors after a newer one was obtained."""
 
-Source = Callable[[], str | Awaitable[str]]
+KeySource = Callable[[], str | Awaitable[str]]
 
 
 class ApiKey:
@@ -271,16 +271,16 @@ class ApiKey:
         ApiKey('gcloud ...', seconds=3000)
     """
 
-    def __init__(self, source: Source | str | Sequence[str], seconds: float | None = None) -> None:
+    def __init__(self, source: KeySource | str | Sequence[str], seconds: float | None = None) -> None:
         if not callable(source):
             words = shlex.split(source) if isinstance(source, str) else list(source)
             if not words or not all(isinstance(word, str) for word in words):
                 raise ValueError("must be a function that returns the key, or a command that prints it")
-            self.source: Source | tuple[str, ...] = tuple(words)
+            self.source: KeySource | tuple[str, ...] = tuple(words)
             self._shown = f"{words[0]} ..." if len(words) > 1 else words[0]
         else:
             self.source = source
-            self._shown = getattr(source, "__qualname__", type(source).__name__)
+            self._shown = name_of(source)
         if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise ValueError("seconds must be a number greater than 0")
         self.seconds = seconds
@@ -314,7 +314,7 @@ class ApiKey:
 class ObtainedKeys:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.keys: deque[str] = deque(maxlen=KEPT)
+        self.keys: deque[str] = deque(maxlen=KEPT_KEYS)
         self.count = 0  # how many keys were obtained
         self.until = 0.0  # when the latest key must be replaced
         self.pending: Future[None] | None = None  # ends when the key that is being obtained is known
@@ -389,7 +389,7 @@ def _root_url(value: str) -> str:
     return root
 
 
-def _valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+def valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
         raise ValueError("must name at least one pattern; '*' takes any model")
     return tuple(map(check_glob, value))
@@ -489,7 +489,7 @@ class Endpoint(Policy):
     base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""
     api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), _EXPANDED, AfterValidator(_sendable)] = None
-    models: Annotated[tuple[str, ...], AfterValidator(_valid_patterns)] = ("*",)
+    models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
     weight: Weight = 1.0

@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Policy, check_glob, expand_variables, instead
+from qreward.settings.base import Policy, expand_once, instead
 from qreward.settings.files import read_settings
+from qreward.settings.policies import valid_patterns
 from qreward.testing.responders import RESPONDERS, Responder, SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
@@ -224,7 +225,7 @@ class FakeEndpoint(Policy):
     """
 
     name: str = Field(min_length=1)
-    models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     latency: Latency = Latency()
     max_concurrency: int | None = Field(default=None, ge=1)
     over_cap: Literal["reject", "queue"] = "reject"
@@ -234,7 +235,7 @@ class FakeEndpoint(Policy):
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     rate_headers: bool = False
     retry_after: Literal["seconds", "ms"] | None = None
-    api_key: Annotated[SecretStr | None, BeforeValidator(expand_variables)] = None
+    api_key: Annotated[SecretStr | None, BeforeValidator(expand_once)] = None
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
@@ -250,11 +251,6 @@ class FakeEndpoint(Policy):
         super().__init__(**data if name is None else {**data, "name": name})
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    @field_validator("models")
-    @classmethod
-    def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_glob(pattern) for pattern in value)
 
     @field_validator("responder")
     @classmethod
@@ -292,9 +288,8 @@ def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, 
     """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file."""
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
-    least = "'endpoints'"
-    content, place = read_settings(source, empty=f"it must contain at least {least}", known=f"with {least}")
+    content, place = read_settings(source, empty="it must contain at least 'endpoints'", known="with 'endpoints'")
     try:
-        return FleetSpec(**content)
+        return FleetSpec.from_content(content)
     except ConfigError as error:
         raise place.named(error) from None

@@ -56,6 +56,15 @@ def test_a_spec_file_says_the_same_as_python(tmp_path: Path) -> None:
         assert read_spec(str(path)) == read_spec(path)
 
 
+def test_the_value_of_a_variable_in_a_spec_file_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "$ecret")
+    path = tmp_path / "fleet.json"
+    path.write_text(json.dumps({"endpoints": [{"name": "a", "api_key": "${JUDGE_KEY}"}]}))
+    (endpoint,) = read_spec(path).endpoints
+    assert endpoint.api_key is not None
+    assert endpoint.api_key.get_secret_value() == "$ecret"
+
+
 def test_a_spec_file_that_is_none_or_missing_is_named_in_the_error(tmp_path: Path) -> None:
     for name, text in (("a.json", "{"), ("a.yaml", "a: [}"), ("a.yaml", "- 1"), ("a.json", "[]")):
         (tmp_path / name).write_text(text)

@@ -49,7 +49,7 @@ class FakeDecisions(NamedTuple):
 def _openai_decisions(call: RouteCall) -> Job:
     request = _parsed(call, schemas.OpenAiDecision)
     given = request.input if isinstance(request.input, str) else [message.model_dump() for message in request.input]
-    return openai_job(call, request.model, text_of(given), [asked_of(question.model_dump()) for question in request.questions])
+    return openai_job(call, text_of(given), [asked_of(question.model_dump()) for question in request.questions])
 
 
 def _vllm_decisions(call: RouteCall) -> Job:
@@ -61,7 +61,7 @@ def _vllm_decisions(call: RouteCall) -> Job:
         raise _bad(f"This model supports at most {VLLM_OPTIONS} choices per question")
     _refuse_joint(request.joint)
     text = request.input if isinstance(request.input, str) else "\n\n".join(message.text for message in request.input)
-    return openai_job(call, request.model, text.strip(), asked, refuses=False)
+    return openai_job(call, text.strip(), asked, refuses=False)
 
 
 # vLLM: /v1/systemone and /generative_scoring
@@ -91,7 +91,7 @@ def _vllm_system_one(call: RouteCall) -> Job:
             "joint": None,
         }
 
-    return decision_job(call, request.model, _as_text(request.state).strip(), asked, answer)
+    return decision_job(call, _as_text(request.state).strip(), asked, answer)
 
 
 def _vllm_noul(name: str, question: schemas.VllmSystemOneQuestion) -> Asked:
@@ -213,7 +213,7 @@ def _sglang_decisions(call: RouteCall) -> Job:
         used = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "reasoning_tokens": 0}
         return {"object": "decisions", "model": request.model, "prompt_format_version": 1, "answers": answers, "usage": used}
 
-    return decision_job(call, request.model, _as_text(request.input).strip(), asked, answer)
+    return decision_job(call, _as_text(request.input).strip(), asked, answer)
 
 
 def _sglang_asked(question: Any) -> Asked:
@@ -273,7 +273,7 @@ def _sglang_system_one(*, checkpoint: bool) -> Route:
                     answers[each.name]["x_label_mass"] = read.label_mass
             return {"model": "fake", "answers": answers, "usage": {"input_tokens": tokens, "output_tokens": 0}}
 
-        return decision_job(call, request.model, _as_text(request.state).strip(), asked, answer)
+        return decision_job(call, _as_text(request.state).strip(), asked, answer)
 
     return serve
 

@@ -282,13 +282,7 @@ OPENAI = FakeServerKind(
 
 
 def decision_job(
-    call: RouteCall,
-    model: Any,
-    given: str,
-    asked: Sequence[Asked],
-    answer: Callable[[list[JudgeRead], int, int], Any],
-    *,
-    together: bool = False,
+    call: RouteCall, given: str, asked: Sequence[Asked], answer: Callable[[list[JudgeRead], int, int], Any], *, together: bool = False
 ) -> Job:
     """Return the job for a decision request, which takes the time of a chat with one output token per question.
 
@@ -308,7 +302,8 @@ def decision_job(
     def body(cached: int | None) -> bytes:
         return encode(answer(reads, tokens, cached or 0))
 
-    return Job(model, digest_of([given, written]), tokens, service, items=count, completion=count, prompts=prompts, body=body)
+    model, digest = call.data.get("model"), digest_of([given, written])
+    return Job(model, digest, tokens, service, items=count, completion=count, prompts=prompts, body=body)
 
 
 def _written(asked: Asked) -> str:
@@ -346,7 +341,7 @@ def answer_of(asked: Asked, read: JudgeRead) -> dict[str, Any]:
     return {"type": asked.kind, "name": asked.name, **decided, "probabilities": probabilities, "confidence": confidence}
 
 
-def openai_job(call: RouteCall, model: Any, given: str, asked: list[Asked], *, refuses: bool = True) -> Job:
+def openai_job(call: RouteCall, given: str, asked: list[Asked], *, refuses: bool = True) -> Job:
     """Return the job for a request in OpenAI's form. vLLM has this form too: a prompt for each question, and no refusals (``refuses``)."""
 
     def answer(reads: list[JudgeRead], tokens: int, cached: int) -> Any:
@@ -361,9 +356,9 @@ def openai_job(call: RouteCall, model: Any, given: str, asked: list[Asked], *, r
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": tokens + len(asked),
         }
-        return {"model": model, "answers": answers, "usage": used}
+        return {"model": call.data.get("model"), "answers": answers, "usage": used}
 
-    return decision_job(call, model, given, asked, answer, together=refuses)
+    return decision_job(call, given, asked, answer, together=refuses)
 
 
 def _decisions(call: RouteCall) -> Job:
@@ -372,7 +367,7 @@ def _decisions(call: RouteCall) -> Job:
         given = text_of(call.data["input"])
     except (KeyError, TypeError, AttributeError) as error:
         raise call.invalid(f"'input' and 'questions' must have the form of OpenAI's decisions: {error!r}") from None
-    return openai_job(call, call.data.get("model"), given, asked, refuses=call.spec.kind != "vllm")
+    return openai_job(call, given, asked, refuses=call.spec.kind != "vllm")
 
 
 DECISIONS: Mapping[str, Route] = {"/v1/decisions": _decisions}

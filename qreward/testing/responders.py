@@ -27,19 +27,23 @@ Write = Callable[[list[Any], bytes], str]
 RESPONDERS = ("echo", "judge")
 """Names of the built-in responders."""
 
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_SMALL = {word: value for value, word in enumerate(_ONES.split())}
+_TENS = {word: 10 * value for value, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)}
+_SPOKEN = re.compile(rf"\b(?:({'|'.join(_TENS)})(?: ({'|'.join(list(_SMALL)[1:10])}))?|({'|'.join(_SMALL)}))\b")
 _PLAIN = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3}(?!\d))?"  # 1e999999999 as a fraction would take hundreds of megabytes
 _NUMBER = re.compile(rf"(?<![\w.])([+-]?)(?:(\d+)\s+(?=\d+\s*/))?({_PLAIN})(?:\s*/\s*({_PLAIN}))?(\s*%|\s*percent\b)?")
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
 _PUNCTUATION = re.compile(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,$€£¥]|\.(?!\d)")
 
 
-def same_answer(reference: str, candidate: str) -> bool:
+def same_answer(reference: str, candidate: str, any_order: bool = False) -> bool:
     """Return whether a candidate answer equals the reference answer, as a text or as a list."""
     wanted, given = _normal(reference), _normal(candidate)
     if reference.strip() == candidate.strip() or (wanted and wanted == given):
         return True
     left, right = ([_normal(item) for item in _items(text)] for text in (reference, candidate))
-    return len(left) > 1 and left == right
+    return 1 < len(left) == len(right) and (left == right or (any_order and sorted(left) == sorted(right)))
 
 
 def _items(text: str) -> list[str]:
@@ -49,10 +53,11 @@ def _items(text: str) -> list[str]:
 
 
 def _normal(text: str) -> str:
-    """Return a text in lower case, without articles and punctuation, and with its numbers as fractions."""
+    """Return a text in lower case, without articles and punctuation, and with its numbers, also words up to ninety-nine, as fractions."""
     text = unicodedata.normalize("NFKC", text.replace("\u2212", "-")).casefold().replace("\u2044", "/")
     text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text.replace("$", ""))
     text = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).replace("'", "")
+    text = _SPOKEN.sub(lambda match: str(_TENS.get(match[1], 0) + _SMALL.get(match[2] or match[3], 0)), text)
     text = _PUNCTUATION.sub(" ", _NUMBER.sub(_value, text))
     words = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text).split()
     # An article alone can be the whole answer: "A" as the letter of a choice.
@@ -83,6 +88,7 @@ _AFTER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCED = re.compile(r"^(?P<fence>`{3,})[^`\n]*\n(?P<inside>.*?)^(?P=fence)[ \t]*$", re.DOTALL | re.MULTILINE)
+_ANY_ORDER = re.compile(r"\b(?:in any order|order does(?: not|n't) matter)\b", re.IGNORECASE)
 _CHOICES = re.compile(r"one of ((?:\"[^\"]*\"|-?\d[\d.]*)(?:, (?:\"[^\"]*\"|-?\d[\d.]*))*)")
 _BEST = ("yes", "true", "correct", "right", "pass")
 _WORST = ("no", "false", "incorrect", "wrong", "fail")
@@ -96,7 +102,7 @@ def judge(messages: list[Any]) -> str:
     if not found.get("reference answer") or "candidate answer" not in found:
         missing = "Candidate answer:" if "candidate answer" not in found else "Reference answer:"
         return f"I cannot judge this, because the messages lack a single text after '{missing}'."
-    right = same_answer(found["reference answer"], found["candidate answer"])
+    right = same_answer(found["reference answer"], found["candidate answer"], bool(_ANY_ORDER.search(found.get("question", ""))))
     form = dict(MEMBER.findall("\n".join(texts)))  # a form that is repeated, or that a judged text contains, is before the last one
     if not form:
         verdict = {"verdict": "correct" if right else "incorrect", "score": int(right), "reason": _REASONS[right]}

@@ -29,7 +29,7 @@ from prefix_workloads import CHARACTERS, PrefixJob, Workload
 from prefix_world import WINDOW, bound
 
 from qreward.testing import Latency
-from qreward.testing.admission import chain
+from qreward.testing.endpoint import chain
 from qreward.testing.text import canonical, count_tokens
 
 REPLICAS, SHARE, TIME_SCALE, CAP = 4, 0.25, 0.5, 40.0

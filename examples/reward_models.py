@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from qreward import Endpoint, QRewardClient, RewardModel
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
-from qreward.testing.rewards import REFUSED, Scoring
+from qreward.testing import REFUSED, FakeEndpoint, FakeFleet, Faults, Latency, Scoring
 
 MODEL = "rm-7b"
 WORK = {"latency": Latency(base=0.02), "scoring": Scoring(per_item=0.0015)}

@@ -44,9 +44,9 @@ _HOMES = {
         "Explanation", "FleetStats", "Result", "Usage",
     ),
     "qreward.runtime": ("tune_gc",),
-    "qreward.settings.api_key": ("ApiKey",),
     "qreward.settings.policies": (
-        "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
+        "ApiKey", "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route",
+        "Timeouts",
     ),
     "qreward.streaming": ("BatchStream", "Stream", "SyncBatchStream", "SyncStream"),
     "qreward.sync_client": ("SyncQRewardClient",),
@@ -99,9 +99,8 @@ if TYPE_CHECKING:  # the same names, because type checkers read only statements
         Explanation as Explanation, FleetStats as FleetStats, Result as Result, Usage as Usage,
     )
     from qreward.runtime import tune_gc as tune_gc
-    from qreward.settings.api_key import ApiKey as ApiKey
     from qreward.settings.policies import (
-        Endpoint as Endpoint, Hedge as Hedge, Limits as Limits, LoadBalanceStrategy as LoadBalanceStrategy,
+        ApiKey as ApiKey, Endpoint as Endpoint, Hedge as Hedge, Limits as Limits, LoadBalanceStrategy as LoadBalanceStrategy,
         PrefixAffinity as PrefixAffinity, Priority as Priority, Retry as Retry, RewardModel as RewardModel, Route as Route,
         Timeouts as Timeouts,
     )

@@ -17,8 +17,7 @@ from qreward.settings.base import Policy
 from qreward.testing import FakeEndpoint, openai_api
 from qreward.testing.endpoint import FakeEndpointState, Seen
 from qreward.testing.kinds import OPENAI, ErrorResponse, FakeServerKind, Job, Route, RouteCall
-from qreward.testing.responses import Incoming, deliver
-from qreward.testing.server import FakeServer
+from qreward.testing.server import FakeServer, Incoming, deliver
 from qreward.testing.text import canonical, count_tokens, encode
 
 _EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
@@ -308,11 +307,11 @@ class BatchServer(FakeServer):
             self.state.arrived()
         self._check_key(request)
         await self._check_phase(request)
-        plan, given = await self.fault_plan(request), request.headers.get("Content-Type", "")
+        fault, given = await self.drawn_fault(request), request.headers.get("Content-Type", "")
         body = self.state.batches.respond(request.method, request.path, request.query, given, await request.read(), time.monotonic())
         if body is None:
             raise ErrorResponse(404, f"there is no {request.method} {request.path} here", "not_found", "not_found")
-        return await deliver(request, body, self._headers(), plan)
+        return await deliver(request, body, self._headers(), fault)
 
 
 BatchEndpoint.server_class = BatchServer

@@ -1,6 +1,6 @@
 """The decision routes of fake servers: ``/v1/decisions`` of OpenAI, vLLM and SGLang, ``/v1/systemone``, and ``/generative_scoring``.
 
-The :class:`~qreward.testing.synthetic_judge.SyntheticJudge` of the endpoint answers the questions. Paths, bodies and limits follow the
+The :class:`~qreward.testing.responders.SyntheticJudge` of the endpoint answers the questions. Paths, bodies and limits follow the
 packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. Errors have the form of their server, but words of their own. This module uses
 JSON, but no sockets, time or slots.
 """
@@ -20,9 +20,8 @@ from fakes.vllm import VLLM
 from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
-from qreward.testing.decisions import DecisionCall, asked_of, decision_job, expected_level, openai_job
-from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall
-from qreward.testing.synthetic_judge import Asked, JudgeRead
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall, asked_of, decision_job, expected_level, openai_job
+from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 
 DECISIONS, SYSTEM_ONE, SCORING, TOKENIZE = "/v1/decisions", "/v1/systemone", "/generative_scoring", "/tokenize"
@@ -50,7 +49,7 @@ class FakeDecisions(NamedTuple):
 def _openai_decisions(call: RouteCall) -> Job:
     request = _parsed(call, schemas.OpenAiDecision)
     given = request.input if isinstance(request.input, str) else [message.model_dump() for message in request.input]
-    return openai_job(call, request.model, text_of(given), [asked_of(question.model_dump()) for question in request.questions])
+    return openai_job(call, text_of(given), [asked_of(question.model_dump()) for question in request.questions])
 
 
 def _vllm_decisions(call: RouteCall) -> Job:
@@ -62,7 +61,7 @@ def _vllm_decisions(call: RouteCall) -> Job:
         raise _bad(f"This model supports at most {VLLM_OPTIONS} choices per question")
     _refuse_joint(request.joint)
     text = request.input if isinstance(request.input, str) else "\n\n".join(message.text for message in request.input)
-    return openai_job(call, request.model, text.strip(), asked, refuses=False)
+    return openai_job(call, text.strip(), asked, refuses=False)
 
 
 # vLLM: /v1/systemone and /generative_scoring
@@ -92,7 +91,7 @@ def _vllm_system_one(call: RouteCall) -> Job:
             "joint": None,
         }
 
-    return decision_job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
+    return decision_job(call, _as_text(request.state).strip(), asked, answer)
 
 
 def _vllm_noul(name: str, question: schemas.VllmSystemOneQuestion) -> Asked:
@@ -214,7 +213,7 @@ def _sglang_decisions(call: RouteCall) -> Job:
         used = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "reasoning_tokens": 0}
         return {"object": "decisions", "model": request.model, "prompt_format_version": 1, "answers": answers, "usage": used}
 
-    return decision_job(call, DecisionCall(request.model, _as_text(request.input).strip(), asked, answer))
+    return decision_job(call, _as_text(request.input).strip(), asked, answer)
 
 
 def _sglang_asked(question: Any) -> Asked:
@@ -274,7 +273,7 @@ def _sglang_system_one(*, checkpoint: bool) -> Route:
                     answers[each.name]["x_label_mass"] = read.label_mass
             return {"model": "fake", "answers": answers, "usage": {"input_tokens": tokens, "output_tokens": 0}}
 
-        return decision_job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
+        return decision_job(call, _as_text(request.state).strip(), asked, answer)
 
     return serve
 

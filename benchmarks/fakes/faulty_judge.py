@@ -1,11 +1,14 @@
-"""A synthetic judge that sometimes takes a wrong option for the true option."""
+"""A synthetic judge that sometimes takes a wrong option for the true option, and what a judge answers to a question."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
+from qreward.decisions import Question, Score, YesNo
 from qreward.testing import SyntheticJudge
-from qreward.testing.synthetic_judge import Asked, stated_truths, uniform
+from qreward.testing.responders import Asked, stated_truths, uniform
 
 
 class FaultyJudge(SyntheticJudge):
@@ -35,3 +38,14 @@ def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> l
     flipped = list(logits)
     flipped[best], flipped[other] = logits[other], logits[best]
     return flipped
+
+
+def asked_of(question: Question) -> Asked:
+    """Return a question as fake servers have it."""
+    kind: Any = "yes_no" if isinstance(question, YesNo) else "score" if isinstance(question, Score) else "choice"
+    return Asked(kind, question.instructions, question.options, question.name)
+
+
+def distribution(judge: SyntheticJudge, text: str, question: Question) -> tuple[float, ...]:
+    """Return the probability of each option, as a judge reports it."""
+    return judge.read(text, asked_of(question)).probabilities

@@ -7,7 +7,7 @@ import time
 from math import inf
 
 from fakes.model_server import ModelRequest, ModelServer, ServedModel
-from qreward.testing.admission import chain
+from qreward.testing.endpoint import chain
 
 _BYTES = 4  # bytes per token, as ``text.count_tokens`` estimates
 _SHORTEST = 0.0005  # minimum seconds of a timer, because some loops round to milliseconds

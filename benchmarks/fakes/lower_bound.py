@@ -34,7 +34,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qreward.testing.admission import Timeline, refuses, speed_in
+from qreward.testing.endpoint import Timeline, refuses, speed_in
 from qreward.testing.spec import FakeEndpoint, Phase
 from qreward.testing.text import canonical, count_tokens, digest_of
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qreward.decisions import Option
-from qreward.testing.synthetic_judge import Asked, JudgeRead, SyntheticJudge
+from qreward.testing.responders import Asked, JudgeRead, SyntheticJudge
 from qreward.testing.text import text_of
 
 _LINE = re.compile(r"[ \t]*(?:[-*][ \t]+)?[(\[\"']?([A-Z]|\d|[Yy]es|[Nn]o)[)\]\"']?(?:[ \t]*[:.)=][ \t]*|[ \t]+-[ \t]+)(.*)")

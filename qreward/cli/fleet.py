@@ -12,7 +12,7 @@ import msgspec
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeFleet
-from qreward.testing.hosts import fast_loop
+from qreward.testing.fleet import fast_loop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

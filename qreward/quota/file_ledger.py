@@ -18,8 +18,7 @@ from zlib import crc32
 import msgspec
 
 from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
-from qreward.settings.api_key import ApiKey
-from qreward.settings.policies import Endpoint
+from qreward.settings.policies import ApiKey, Endpoint
 
 VARIABLE = "QREWARD_SHARE_DIR"
 OTHERS = 0o077

@@ -230,8 +230,7 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
             model = _inner(model, str(part)) or model
         message = f"unknown setting {name!r}; {_hint(model, name)}"
     elif kind in ("literal_error", "enum"):
-        near = closest(value, re.findall(r"'([^']*)'", message)) if isinstance(value, str) else []
-        message += f", not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else "")
+        message += instead(value, re.findall(r"'([^']*)'", message))
     elif kind.startswith(("int", "float", "finite", "greater", "less")):
         message += f", not {shown(value)}"
     return f"{'.'.join(map(str, path))}: {message}" if path else message
@@ -258,6 +257,12 @@ def shown(value: object) -> str:
         return repr(value)
     names: dict[type, str] = {str: "string", list: "list", tuple: "list", dict: "mapping"}
     return f"a {names.get(type(value), type(value).__name__)}"
+
+
+def instead(value: object, known: Iterable[str], origin: str = "") -> str:
+    """Return the end of a message about a value that is none of the known names: the value, and the closest name."""
+    near = closest(value, known) if isinstance(value, str) else []
+    return f", not {shown(value)}{origin}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:

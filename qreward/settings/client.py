@@ -12,11 +12,11 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Accepting, Many, Policy, Seconds, repeated, shown, with_faults, wrong
+from qreward.settings.base import Accepting, Many, Policy, Seconds, instead, repeated, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.local import http_package_of
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, PrefixAffinity, Retry, Route
-from qreward.spelling import closest, did_you_mean
+from qreward.spelling import did_you_mean
 
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
@@ -28,10 +28,8 @@ TRANSPORTS = ("aiohttp", "httpx")
 def _transport(value: object) -> object:
     if value in TRANSPORTS if isinstance(value, str) else http_package_of(value) is not None:
         return value
-    near = closest(value, TRANSPORTS) if isinstance(value, str) else []
     origin = f" ({TRANSPORT_VARIABLE} of the environment)" if value == os.environ.get(TRANSPORT_VARIABLE) else ""
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient, not {shown(value)}{origin}{hint}")
+    raise ValueError(f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient{instead(value, TRANSPORTS, origin)}")
 
 
 def _not_none(value: object) -> object:

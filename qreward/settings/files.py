@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,22 @@ Path_ = tuple[str | int, ...]
 
 
 class SettingsLocation:
-    """The origin of settings: a file, or ``configuration`` for a mapping. ``line_of`` returns the line of a setting, if it is known."""
+    """The origin of settings: a file, or ``configuration`` for a mapping. ``text`` is the YAML or JSON whose lines are counted."""
 
-    def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None, content: object = None) -> None:
-        self._name = name
-        self._line_of = line_of
-        self._content = content
+    def __init__(self, name: str, text: str = "", content: object = None) -> None:
+        self._name, self._text, self._content = name, text, content
 
     def __str__(self) -> str:
         return self._name
 
     def named(self, error: ConfigError) -> ConfigError:
+        """Return the error with this origin, and the line if it is known, in front of each fault."""
         faults = [(path, _with_name(path, text, self._content)) for path, text in error.faults]
-        lines = {path: self._line_of(path) for path, _ in faults}
-        prefix = lambda path: f"{self}: " if lines[path] is None else f"{self}, line {lines[path]}: "  # noqa: E731
-        return with_faults(faults, prefix) if faults else ConfigError(f"{self}: {error}")
+        return with_faults(faults, self._prefix) if faults else ConfigError(f"{self}: {error}")
+
+    def _prefix(self, path: Path_) -> str:
+        line = _line_of(self._text, path)
+        return f"{self}: " if line is None else f"{self}, line {line}: "
 
 
 def _with_name(path: Path_, text: str, content: Any) -> str:
@@ -55,13 +55,13 @@ def read_settings(
     source: str | Path | Mapping[str, Any], *, empty: str, known: str = "", expand: bool = True
 ) -> tuple[dict[str, Any], SettingsLocation]:
     """Return the settings in a file or mapping, and their location. Raises ``ConfigError``, which names the file and contains no values."""
-    is_mapping = isinstance(source, Mapping)
-    place = SettingsLocation("configuration" if is_mapping else str(Path(str(source)).expanduser()), content=source if is_mapping else None)
+    content: object = source
+    place = SettingsLocation("configuration", content=source)
     try:
-        content: object = source
         if not isinstance(source, Mapping):
-            content, line_of = _parse(Path(str(place)))
-            place = SettingsLocation(str(place), line_of, content)
+            place = SettingsLocation(str(Path(str(source)).expanduser()))
+            content, text = _parse(Path(str(place)))
+            place = SettingsLocation(str(place), text, content)
         return _settings(content, empty, known, expand), place
     except RecursionError:
         raise ConfigError(f"{place}: is nested without end: an alias contains itself") from None
@@ -102,8 +102,8 @@ def _dotted(path: Path_) -> str:
     return ".".join(map(str, path))
 
 
-def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
-    """Return the content of a file, and a function that returns the line of a setting. ``tomllib`` reports no lines."""
+def _parse(path: Path) -> tuple[object, str]:
+    """Return the content of a file, and its text if lines can be counted in it. ``tomllib`` reports no lines."""
     ending = path.suffix.lower()
     if ending not in _ENDINGS:
         raise ConfigError(f"has an unknown format; its name must end in {', '.join(_ENDINGS)}")
@@ -115,10 +115,10 @@ def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
         raise ConfigError("is not UTF-8 text") from None
     try:
         if not text.strip():
-            return None, lambda _: None
+            return None, ""
         if ending == ".toml":
-            return tomllib.loads(text), lambda _: None
-        return json.loads(text, object_pairs_hook=_without_repeats) if ending == ".json" else _parse_yaml(text), partial(_line_of, text)
+            return tomllib.loads(text), ""
+        return json.loads(text, object_pairs_hook=_without_repeats) if ending == ".json" else _parse_yaml(text), text
     except ConfigError:
         raise
     except json.JSONDecodeError as error:
@@ -177,19 +177,20 @@ def _line_of(text: str, path: Path_) -> int | None:
         node, line = yaml.compose(text, yaml.SafeLoader), None
     except yaml.YAMLError:
         return None
-    for part in path:
-        found = next(((key, value) for key, value in _children(node) if key == part), None)
+    for part in path if text else ():
+        found = next((each for each in _children(node) if each[0] == part), None)
         if found is None:
             break
-        node, line = found[1][1], found[1][0]
+        _, line, node = found
     return line
 
 
-def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
+def _children(node: Any) -> Iterator[tuple[str | int, int, Any]]:
+    """Yield the name or index, the line and the node of each member of a YAML node."""
     if node.id == "sequence":
-        yield from ((index, (inner.start_mark.line + 1, inner)) for index, inner in enumerate(node.value))
+        yield from ((index, inner.start_mark.line + 1, inner) for index, inner in enumerate(node.value))
     if node.id == "mapping":
-        yield from ((key.value, (key.start_mark.line + 1, inner)) for key, inner in node.value)
+        yield from ((key.value, key.start_mark.line + 1, inner) for key, inner in node.value)
         for key, inner in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 for merged in inner.value if inner.id == "sequence" else [inner]:

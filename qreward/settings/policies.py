@@ -1,19 +1,23 @@
-"""The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models."""
+"""The models of all settings: endpoints and their keys, limits, timeouts, retries, hedging, routes and reward models."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from concurrent.futures import Executor
+import shlex
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote, urlsplit
+from weakref import WeakValueDictionary
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, SecretStr, ValidationInfo, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from qreward.callables import name_of
 from qreward.errors import ConfigError
-from qreward.settings.api_key import ApiKey, api_key_of
 from qreward.settings.base import (
     Accepting,
     Count,
@@ -28,13 +32,14 @@ from qreward.settings.base import (
     check_glob,
     check_header,
     expand_once,
+    instead,
     not_a_bool,
     repeated,
     shown,
     wrong,
 )
 from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_package_of
-from qreward.spelling import ELSEWHERE, closest, did_you_mean
+from qreward.spelling import ELSEWHERE, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
@@ -244,6 +249,93 @@ class PrefixAffinity(Policy):
     capacity: Count | None = None
 
 
+KEPT_KEYS = 3
+"""Number of keys that are still hidden in errors after a newer one was obtained."""
+
+KeySource = Callable[[], str | Awaitable[str]]
+
+
+class ApiKey:
+    """An API key that is obtained when it is needed, again before it expires, and again after the server has refused it (401).
+
+    Endpoints with the same function or command share one key, in all event loops and threads. While a new key is obtained, requests wait
+    for it. A function that is not ``async`` runs in a thread.
+
+    Args:
+        source: function that returns the key, or a command that prints it: one string, or a list of its words. No shell is used.
+        seconds: lifetime of a key in seconds. By default, a key is used until the server refuses it.
+
+    Example:
+        >>> from qreward import Endpoint
+        >>> Endpoint("http://judge/v1", api_key=ApiKey("gcloud auth print-access-token", seconds=3000)).api_key
+        ApiKey('gcloud ...', seconds=3000)
+    """
+
+    def __init__(self, source: KeySource | str | Sequence[str], seconds: float | None = None) -> None:
+        if not callable(source):
+            words = shlex.split(source) if isinstance(source, str) else list(source)
+            if not words or not all(isinstance(word, str) for word in words):
+                raise ValueError("must be a function that returns the key, or a command that prints it")
+            self.source: KeySource | tuple[str, ...] = tuple(words)
+            self._shown = f"{words[0]} ..." if len(words) > 1 else words[0]
+        else:
+            self.source = source
+            self._shown = name_of(source)
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise ValueError("seconds must be a number greater than 0")
+        self.seconds = seconds
+        self.state = _STATES.setdefault(self.source, ObtainedKeys())
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return tuple(self.state.keys)
+
+    def get_secret_value(self) -> str:
+        """Return the latest key, as pydantic's ``SecretStr`` does; ``""`` before a key was obtained."""
+        return self.state.keys[-1] if self.state.keys else ""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
+
+    def __reduce__(self) -> tuple[type[ApiKey], tuple[Any, float | None]]:
+        return ApiKey, (self.source, self.seconds)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ApiKey) and (self.source, self.seconds) == (other.source, other.seconds)
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.seconds))
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self._shown!r}{'' if self.seconds is None else f', seconds={self.seconds:g}'})"
+
+
+class ObtainedKeys:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.keys: deque[str] = deque(maxlen=KEPT_KEYS)
+        self.count = 0  # how many keys were obtained
+        self.until = 0.0  # when the latest key must be replaced
+        self.pending: Future[None] | None = None  # ends when the key that is being obtained is known
+
+
+_STATES: WeakValueDictionary[Hashable, ObtainedKeys] = WeakValueDictionary()
+
+
+def api_key_of(value: Any) -> Any:
+    """Convert a function, or a mapping with ``command`` as in a configuration file, to an :class:`ApiKey`. Other values are returned."""
+    if isinstance(value, dict):
+        for name in value.keys() - {"command", "seconds"}:
+            raise ValueError(f"has no setting {name!r}; {did_you_mean(name, ('command', 'seconds'))}")
+        return ApiKey(value.get("command", ()), value.get("seconds"))
+    if callable(value):
+        return ApiKey(value)
+    if value is not None and not isinstance(value, str | SecretStr | ApiKey):
+        raise ValueError(f"must be a string, a function, or a mapping with a command, not a {type(value).__name__}")
+    return value
+
+
 def _expand_headers(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, dict):
         return value
@@ -297,7 +389,7 @@ def _root_url(value: str) -> str:
     return root
 
 
-def _valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+def valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
         raise ValueError("must name at least one pattern; '*' takes any model")
     return tuple(map(check_glob, value))
@@ -326,9 +418,8 @@ SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND
 
 def _known_kind(value: str) -> str:
     if value not in SERVER_KINDS:
-        near = closest(value, SERVER_KINDS)
         known = f"{', '.join(map(repr, SERVER_KINDS[:-1]))} or {SERVER_KINDS[-1]!r}"
-        raise ValueError(f"must be {known}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise ValueError(f"must be {known}{instead(value, SERVER_KINDS)}")
     return value
 
 
@@ -398,7 +489,7 @@ class Endpoint(Policy):
     base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""
     api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), _EXPANDED, AfterValidator(_sendable)] = None
-    models: Annotated[tuple[str, ...], AfterValidator(_valid_patterns)] = ("*",)
+    models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
     weight: Weight = 1.0

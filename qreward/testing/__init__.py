@@ -5,12 +5,14 @@ from __future__ import annotations
 from qreward.functions.function import no_waiting
 from qreward.testing.endpoint import Seen
 from qreward.testing.fleet import FakeFleet
-from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase, PrefixCache
-from qreward.testing.synthetic_judge import SyntheticJudge, true_answer, truth_of
-from qreward.testing.text import echo_of
+from qreward.testing.responders import SyntheticJudge
+from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase, PrefixCache, Scoring
+from qreward.testing.text import NAN, REFUSED, echo_of
 from qreward.testing.virtual_time import Deadlock, VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
+    "NAN",
+    "REFUSED",
     "Deadlock",
     "FakeEndpoint",
     "FakeFleet",
@@ -18,12 +20,11 @@ __all__ = [
     "Latency",
     "Phase",
     "PrefixCache",
+    "Scoring",
     "Seen",
     "SyntheticJudge",
     "VirtualTimeLoop",
     "echo_of",
     "no_waiting",
     "run_in_virtual_time",
-    "true_answer",
-    "truth_of",
 ]

@@ -1,20 +1,236 @@
-"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters."""
+"""The state and the statistics of one fake endpoint: rate limits, concurrency slots, phases, prefix cache, random draws and counters."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
-from qreward.testing.admission import PromptCache, Rates, RequestAdmission, Timeline
 from qreward.testing.responders import Write, writer_of
-from qreward.testing.spec import FakeEndpoint, Phase
+from qreward.testing.spec import FakeEndpoint, Phase, PrefixCache
+from qreward.testing.text import BYTES_PER_TOKEN
+
+_ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
+
+
+class Bucket:
+    """Applies one rate limit: ``per_minute`` in the long run, and ``burst`` at once. A bucket belongs to the running event loop."""
+
+    def __init__(self, per_minute: float, burst: float) -> None:
+        self.per_minute, self.burst = per_minute, burst
+        self._full_at = -math.inf  # time at which the bucket is full again
+
+    def wait(self, amount: float) -> float:
+        """Return the seconds until the amount is admitted, if nothing else is taken meanwhile; an amount above ``burst`` is ``burst``."""
+        missing = self.refilled_in() - (self.burst - min(amount, self.burst)) * 60 / self.per_minute
+        return missing if missing > 1e-9 else 0.0
+
+    def take(self, amount: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._full_at = max(self._full_at, now) + min(amount, self.burst) * 60 / self.per_minute
+
+    def refilled_in(self) -> float:
+        return max(0.0, self._full_at - asyncio.get_running_loop().time())
+
+
+class Rates:
+    """Applies the rate limits of one endpoint. There may be a limit on requests, a limit on tokens, both limits, or no limit."""
+
+    def __init__(self, endpoint: FakeEndpoint) -> None:
+        limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, max(1.0, endpoint.tpm or 1.0))}
+        self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
+
+    def admit(self, tokens: int) -> tuple[str, float] | None:
+        """Charge one request to all buckets. If it exceeds a limit, charge none; return the name of the limit and the seconds to wait."""
+        amounts = {"requests": 1, "tokens": tokens}
+        seconds, kind = max(((bucket.wait(amounts[kind]), kind) for kind, bucket in self._buckets.items()), default=(0.0, ""))
+        if seconds > 0:
+            return kind, seconds
+        for kind, bucket in self._buckets.items():
+            bucket.take(amounts[kind])
+        return None
+
+    def headers(self) -> dict[str, str]:
+        """Return OpenAI's headers with the limit per minute, the remaining amount, and the time until the bucket is full again."""
+        found: dict[str, str] = {}
+        for kind, bucket in self._buckets.items():
+            left = math.floor(bucket.burst - bucket.refilled_in() * bucket.per_minute / 60 + _ROUNDING_ERROR)
+            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": f"{left}", "reset": duration(bucket.refilled_in())}
+            found |= {f"x-ratelimit-{what}-{kind}": text for what, text in values.items()}
+        return found
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in OpenAI's format, rounded up to a millisecond. Examples are ``20ms``, ``1.5s`` and ``6m0s``."""
+    milliseconds = math.ceil(seconds * 1000 - _ROUNDING_ERROR)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
+
+
+class Slot:
+    due = math.inf  # when the slot is expected to be free
+
+
+class RequestAdmission:
+    """Applies a concurrency limit, with a FIFO queue of waiting requests."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.peak = 0
+        self._slots: set[Slot] = set()
+        self._waiting: deque[asyncio.Future[Slot]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._slots)
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and len(self._slots) >= self.limit
+
+    def next_free(self) -> float:
+        """Return the time at which the first of the slots in use is expected to be free; infinite if no slot is in use."""
+        return min((slot.due for slot in self._slots), default=math.inf)
+
+    async def enter(self) -> Slot:
+        """Take a slot, first come first served. Suspends only if no slot is free."""
+        if not self.full:
+            return self._take()
+        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # this waiter has already received a slot
+                self.leave(turn.result())
+            raise
+
+    def leave(self, slot: Slot) -> None:
+        """Free a slot. A second call does nothing."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        while self._waiting and not self.full:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(self._take())
+
+    def _take(self) -> Slot:
+        slot = Slot()
+        self._slots.add(slot)
+        self.peak = max(self.peak, len(self._slots))
+        return slot
+
+
+class Timeline:
+    """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
+
+    def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
+        self._windows: list[tuple[float, float, Phase]] = []  # start, end
+        self._waiting = [phase for phase in phases if phase.after_requests is not None]
+        self._begin([phase for phase in phases if phase.after_requests is None], origin)
+
+    def _begin(self, phases: list[Phase], origin: float) -> None:
+        self._windows += [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
+
+    def count(self, requests: int, now: float) -> bool:
+        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began."""
+        begun = [phase for phase in self._waiting if requests >= (phase.after_requests or 0)]
+        self._waiting = [phase for phase in self._waiting if phase not in begun]
+        self._begin(begun, now)
+        return bool(begun)
+
+    def at(self, now: float) -> Phase | None:
+        """Return the phase that is active at the time ``now``; None in normal operation."""
+        active = [phase for start, end, phase in self._windows if start <= now < end]
+        return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
+
+    def next_change(self, now: float) -> float:
+        """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""
+        return min((time for start, end, _ in self._windows for time in (start, end) if time > now), default=math.inf)
+
+    def plan(self, now: float, service: float) -> tuple[float, str | None]:
+        """Return the time at which work ends, and the error that ends the work early; None if the work is completed."""
+        while True:
+            phase, until = self.at(now), self.next_change(now)
+            if phase is not None and refuses(phase):
+                return now, phase.behaviour
+            speed = speed_in(phase)
+            if speed and service <= (until - now) * speed:
+                return now + service / speed, None
+            if until == math.inf:
+                return math.inf, None
+            service -= (until - now) * speed
+            now = until
+
+    def opens(self, now: float) -> float:
+        """Return the first time, not before ``now``, at which requests are admitted."""
+        while refuses(self.at(now)):
+            now = self.next_change(now)
+        return now
+
+
+def refuses(phase: Phase | None) -> bool:
+    """Return whether the phase refuses new requests and ends the requests in flight."""
+    return phase is not None and phase.behaviour in ("dead", "error_503", "error_500")
+
+
+def speed_in(phase: Phase | None) -> float:
+    """Return the seconds of work that are done per second in this phase."""
+    if phase is None:
+        return 1.0
+    return 1 / phase.factor if phase.behaviour == "slow" else 0.0
+
+
+class PromptCache:
+    def __init__(self, spec: PrefixCache) -> None:
+        self.tokens, self.block = spec.tokens, spec.block
+        self._prefill = spec.prefill
+        self.queried = self.hits = self.computed = 0
+        self._running = 0
+        self._blocks: dict[int, None] = {}  # hash of a prompt up to the end of a block; least recently used first
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        return float(self._running), 0.0, len(self._blocks) * self.block / self.tokens
+
+    async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:  # noqa: ARG002 - part of the interface
+        keys = chain(model, text, self.block * BYTES_PER_TOKEN)[: (prompt - 1) // self.block]
+        known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
+        for key in keys:
+            self._blocks.pop(key, None)
+            self._blocks[key] = None
+        while len(self._blocks) * self.block > self.tokens:
+            del self._blocks[next(iter(self._blocks))]
+        cached = known * self.block
+        self.queried += prompt
+        self.hits += cached
+        self.computed += prompt - cached
+        self._running += 1
+        try:
+            await asyncio.sleep(self._prefill * (prompt - cached))
+        finally:
+            self._running -= 1
+        return cached
+
+
+def chain(model: str, text: bytes, size: int) -> list[int]:
+    keys, previous = [], hash(model)
+    for begin in range(0, len(text) - size + 1, size):
+        previous = hash((previous, text[begin : begin + size]))
+        keys.append(previous)
+    return keys
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -76,7 +292,7 @@ class FakeEndpointState:
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
-        self._empty_cache()
+        self.cache = self.new_cache()
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
@@ -92,20 +308,19 @@ class FakeEndpointState:
         if before.faults != spec.faults:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
-            self._empty_cache()
+            self.cache = self.new_cache()  # requests in flight stay with the previous one
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
         """Make the endpoint dead until ``kill(False)`` revives it. Both calls empty the prefix cache."""
         self.killed = killed
-        self._empty_cache()
+        self.cache = self.new_cache()
         self.phases_changed()
 
     def arrived(self) -> None:
         """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
-        now = time.monotonic()
         self.counts["requests"] += 1
-        if self.timeline.count(self.counts["requests"], now):
+        if self.timeline.count(self.counts["requests"], time.monotonic()):
             self.phases_changed()
 
     def recognise(self, digest: bytes) -> None:
@@ -123,7 +338,7 @@ class FakeEndpointState:
             self.errors[problem] += 1
 
     def draw(self) -> str | None:
-        """Draw and return the fault of the next attempt; None for no fault."""
+        """Draw the fault of the next attempt; None for no fault."""
         if not self._rates_of_faults:
             return None
         left = self._random.random()
@@ -139,36 +354,24 @@ class FakeEndpointState:
         return self._points.random() if fixed is None else fixed
 
     def phase(self) -> Phase | None:
-        """Return the active phase; None in normal operation."""
         return DEAD if self.killed else self.timeline.at(time.monotonic())
 
     def serves(self, model: str) -> bool:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
-        admission = self.admission
-        counts: dict[str, Any] = dict(self.counts)
+        counts = dict(self.counts)
         if self.cache is not None:
             counts |= {"computed": self.cache.computed, "cached": self.cache.hits}
-        return Seen(
-            self.spec.name,
-            errors=dict(self.errors),
-            in_flight=admission.in_flight,
-            peak_in_flight=admission.peak,
-            **counts,
-        )
-
-    def _empty_cache(self) -> None:
-        """Start with an empty prefix cache. Requests in flight stay with the previous one."""
-        self.cache = self.new_cache()
+        in_flight, peak = self.admission.in_flight, self.admission.peak
+        return Seen(self.spec.name, errors=dict(self.errors), in_flight=in_flight, peak_in_flight=peak, **counts)
 
     def new_writer(self, spec: FakeEndpoint) -> Write:
         """Return the function that writes the responses to chats. Raises ``ConfigError`` if the responder cannot be imported."""
         return writer_of(spec.responder)
 
     def new_cache(self) -> PromptCache | None:
-        cache = self.spec.prefix_cache
-        return None if cache is None else PromptCache(cache.tokens, cache.block, cache.prefill)
+        return None if self.spec.prefix_cache is None else PromptCache(self.spec.prefix_cache)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

@@ -1,24 +1,31 @@
-"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, with the latency, limits and faults of their settings."""
+"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, in an event loop, a thread, or a child process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
+from qreward.engine.portal import Portal
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
 from qreward.testing.endpoint import Seen
-from qreward.testing.hosts import InLoop, InProcess, InThread
-from qreward.testing.server import HOST
+from qreward.testing.server import HOST, FakeServer
 from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
 
-Host = InLoop | InThread | InProcess
-H = TypeVar("H", InLoop, InThread)
+_GRACE = 10.0  # seconds that a child process has to end by itself
+_CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class FakeFleet:
@@ -32,8 +39,8 @@ class FakeFleet:
         process: whether the fleet runs in a child process (on uvloop, if uvloop is installed).
 
     Raises:
-        ConfigError: a setting is invalid. When the fleet starts, ``ConfigError`` is also raised for a responder that cannot be imported,
-            and, with ``process=True``, for a responder that is not a string.
+        ConfigError: a setting is invalid, or, with ``process=True``, a responder is not a string. When the fleet starts, ``ConfigError`` is
+            also raised for a responder that cannot be imported.
         OSError: a configured port is in use when the fleet starts. With ``process=True``, the error is a ``RuntimeError``.
 
     Example:
@@ -45,16 +52,17 @@ class FakeFleet:
     def __init__(
         self, endpoints: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path, process: bool = False
     ) -> None:
-        self._specs = {endpoint.name: endpoint for endpoint in read_spec(endpoints).endpoints}
         self._process = process
+        self._specs = {endpoint.name: self._usable(endpoint) for endpoint in read_spec(endpoints).endpoints}
         self._host: Host | None = None
         self._ports: dict[str, int] = {}
         self._last_seen: dict[str, Seen] = {}
 
     async def __aenter__(self) -> FakeFleet:
         host = self._new_host(InLoop)
-        await (host.start() if isinstance(host, InLoop) else asyncio.to_thread(host.start))
-        return self._started(host)
+        self._ports = await (host.start() if isinstance(host, InLoop) else asyncio.to_thread(host.start))
+        self._host = host
+        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         host = self._ending()
@@ -62,8 +70,10 @@ class FakeFleet:
 
     def __enter__(self) -> FakeFleet:
         host = self._new_host(InThread)
-        host.start()
-        return self._started(host)
+        assert not isinstance(host, InLoop)
+        self._ports = host.start()
+        self._host = host
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         host = self._ending()
@@ -95,7 +105,7 @@ class FakeFleet:
         Raises:
             ConfigError: the name is unknown.
         """
-        name = self._named(name).name
+        self._named(name)
         known: dict[str, Seen] = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
         return known[name]
 
@@ -115,36 +125,37 @@ class FakeFleet:
         Raises:
             ConfigError: the name is unknown, or a setting is invalid.
         """
-        if fixed := {"port"} & set(changes):
-            raise ConfigError(f"{', '.join(fixed)} of endpoint {name!r} cannot be changed while it runs")
+        if "port" in changes:
+            raise ConfigError(f"port of endpoint {name!r} cannot be changed while it runs")
         before = self._named(name)
-        kept = {field: getattr(before, field) for field in type(before).model_fields}
-        changed = type(before)(**{**kept, **changes})
-        self._running().call("configure", changed)
+        changed = self._usable(type(before)(**{**dict(before), **changes}))
+        self._running().call("configure", changed, name=name)
         self._specs[name] = changed
 
     def kill(self, name: str) -> None:
         """Stop an endpoint: abort all connections, and do not listen until :meth:`revive` is called."""
-        self._running().call("kill", self._named(name).name, True)
+        self._running().call("kill", name=self._named(name).name)
 
     def revive(self, name: str) -> None:
         """Make a killed endpoint listen again on the same port, unless a ``dead`` phase is active."""
-        self._running().call("kill", self._named(name).name, False)
+        self._running().call("kill", False, name=self._named(name).name)
 
     def _named(self, name: str) -> FakeEndpoint:
         if name not in self._specs:
             raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, self._specs, otherwise='the endpoints are')}")
         return self._specs[name]
 
-    def _new_host(self, kind: type[H]) -> H | InProcess:
+    def _usable(self, endpoint: FakeEndpoint) -> FakeEndpoint:
+        if self._process and not isinstance(endpoint.responder, str):
+            text = f"endpoint {endpoint.name!r}: with process=True a responder is written 'module:function', not a function"
+            raise ConfigError(text)
+        return endpoint
+
+    def _new_host(self, kind: Callable[[FleetSpec], Host]) -> Host:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
         spec = FleetSpec(endpoints=tuple(self._specs.values()))
         return InProcess(spec) if self._process else kind(spec)
-
-    def _started(self, host: Host) -> FakeFleet:
-        self._host, self._ports = host, host.call("ports")
-        return self
 
     def _ending(self) -> Host:
         host, self._host = self._running(), None
@@ -156,3 +167,158 @@ class FakeFleet:
         if self._host is None:
             raise RuntimeError("the fleet is not running; start it with 'with' or 'async with'")
         return self._host
+
+
+class InLoop:
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
+        self._servers: dict[str, FakeServer] = {}
+
+    async def start(self) -> dict[str, int]:
+        _raise_file_limit()
+        try:
+            for endpoint in self._spec.endpoints:
+                self._servers[endpoint.name] = _listening(endpoint)
+        except BaseException:
+            await self.stop()
+            raise
+        return {name: server.port for name, server in self._servers.items()}
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(server.aclose() for server in self._servers.values()))
+
+    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
+        """Call a method of the state of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
+        called = [name] if name is not None else self._servers
+        return {each: getattr(self._servers[each].state, method)(*args) for each in called}
+
+
+def _listening(endpoint: FakeEndpoint) -> FakeServer:
+    try:
+        return (endpoint.server_class or FakeServer)(endpoint)
+    except OSError as error:
+        text = f"endpoint {endpoint.name!r} cannot listen on port {endpoint.port}: {error.strerror}; set another port, or 0 for any"
+        raise OSError(error.errno, text) from None
+    except ConfigError as error:
+        raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
+
+
+class InThread:
+    def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
+        self._host, self._loop_factory = InLoop(spec), loop_factory
+
+    def start(self) -> dict[str, int]:
+        self._portal = Portal("qreward-fake-fleet", self._loop_factory)
+        try:
+            return self._portal.call(self._host.start)
+        except BaseException:
+            self._portal.close()
+            raise
+
+    def stop(self) -> None:
+        self._portal.call(self._host.stop)
+        self._portal.close()
+
+    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
+        async def called() -> dict[str, Any]:
+            return self._host.call(method, *args, name=name)
+
+        return self._portal.call(called)
+
+
+class InProcess:
+    """Runs the servers of one fleet in a child process. Calls and replies are pickled and go through pipes."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
+        self._lock = threading.Lock()
+
+    def start(self) -> dict[str, int]:
+        # multiprocessing is not used, because it would import the caller's __main__ again.
+        self._child = subprocess.Popen(  # noqa: S603 - the own interpreter
+            [sys.executable, "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # Ctrl-C must reach the parent only
+        )
+        try:
+            return self._reply(self._spec)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        try:
+            self._child.communicate(timeout=_GRACE)  # closes stdin, at which the child ends
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.communicate()
+
+    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
+        return self._reply((method, args, name))
+
+    def _reply(self, request: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        with self._lock:
+            try:
+                pickle.dump(request, self._child.stdin)
+                self._child.stdin.flush()
+                kind, reply = pickle.load(self._child.stdout)  # noqa: S301 - from the own child
+            except (BrokenPipeError, EOFError):
+                raise RuntimeError("the process of the fake fleet has ended; see stderr") from None
+        if kind is not None:
+            raise kind(reply)
+        return reply  # type: ignore[no-any-return]
+
+
+Host = InLoop | InThread | InProcess
+
+
+def serve_parent() -> None:
+    """Run in the child process: start a fleet, reply to each call of the parent, and end when the parent closes the pipe."""
+    calls, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # the output of a responder goes to stderr, because it must not mix with the replies
+    # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    host: InThread | None = None
+    with contextlib.suppress(EOFError):
+        while True:
+            request = pickle.load(calls)  # noqa: S301 - from the parent
+            reply: tuple[type[Exception] | None, Any]
+            try:
+                if host is None:
+                    starting = InThread(request, fast_loop())
+                    reply = None, starting.start()
+                    host = starting
+                else:
+                    method, args, name = request
+                    reply = None, host.call(method, *args, name=name)
+            except Exception as error:
+                reply = ConfigError if isinstance(error, ConfigError) else RuntimeError, str(error)
+            pickle.dump(reply, replies)
+            replies.flush()
+    if host is not None:
+        host.stop()
+
+
+def _raise_file_limit() -> None:
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # on some systems the real limit is lower than the reported one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def fast_loop() -> LoopFactory | None:
+    """Return the loop factory of uvloop. Return None if uvloop is not installed."""
+    try:
+        import uvloop  # noqa: PLC0415 - an extra
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
+from qreward.errors import ConfigError
 from qreward.testing import openai_api
-from qreward.testing.admission import PromptCache
+from qreward.testing.endpoint import PromptCache
 from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
-from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of
+from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.synthetic_judge import softmax
-from qreward.testing.text import canonical, count_tokens, echo_text, encode
+from qreward.testing.text import (
+    REFUSED,
+    canonical,
+    count_tokens,
+    digest_of,
+    echo_text,
+    encode,
+    is_nan,
+    logits_of,
+    probabilities_of,
+    score_of,
+    softmax,
+    text_of,
+)
 
 JSON, PLAIN = "application/json", "text/plain"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -47,8 +63,6 @@ class ErrorResponse(Exception):
 
 
 class Job(NamedTuple):
-    """Holds a parsed request and the work that serves the request."""
-
     model: str | None
     digest: bytes
     prompt: int
@@ -122,19 +136,23 @@ class RouteCall:
 
     @cached_property
     def data(self) -> dict[str, Any]:
+        """The body. It may contain lone surrogates or NaN; real servers accept them, but strict decoders do not."""
         try:
-            found = json.loads(self.body)
+            try:
+                found = msgspec.json.decode(self.body)
+            except ValueError:
+                found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            raise self._malformed(str(error)) from None
+            raise self.invalid(str(error), malformed=True) from None
         if not isinstance(found, dict):
-            raise self._malformed("the body must be an object")
+            raise self.invalid("the body must be an object", malformed=True)
         return found
 
-    def read(self, kind: type[R], body: bytes | None = None) -> R:
+    def read(self, kind: type[R]) -> R:
         try:
-            return openai_api.read(kind, self.body if body is None else body)
+            return msgspec.convert(self.data, kind)
         except ValueError as error:
-            raise self._malformed(str(error)) from None
+            raise self.invalid(str(error), malformed=True) from None
 
     def chat(self) -> ChatRequest:
         request = self.read(ChatRequest)
@@ -142,13 +160,13 @@ class RouteCall:
             raise self.invalid("'messages' must not be empty")
         return request
 
-    def _malformed(self, message: str) -> ErrorResponse:
-        return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=True)
+    def invalid(self, message: str, malformed: bool = False) -> ErrorResponse:
+        return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=malformed)
 
-    def invalid(self, message: str) -> ErrorResponse:
-        return ErrorResponse(self.kind.invalid, message, "bad_request")
+    def documents(self, member: str = "documents") -> list[list[Any]]:
+        return [[self.data.get("query"), document] for document in listed(self.data.get(member))]
 
-    def job(self, items: list[Any], made: Callable[[int], Any], model: str | None = None) -> Job:
+    def job(self, items: list[Any], made: Callable[[int], Any]) -> Job:
         """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
         prompt = sum(self._checked(items))
         failure = None
@@ -161,7 +179,7 @@ class RouteCall:
             return encode(made(prompt))
 
         service = self.spec.latency.base + self.spec.scoring.per_item * len(items)
-        return Job(model, sha256(canonical(items)).digest(), prompt, service, len(items), body=body)
+        return Job(self.data.get("model"), digest_of(items), prompt, service, len(items), body=body)
 
     def _checked(self, items: list[Any]) -> list[int]:
         """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
@@ -185,13 +203,9 @@ def permits_of(spec: FakeEndpoint) -> int:
     return spec.max_concurrency or _TEI_PERMITS
 
 
-def is_nan(item: Any) -> bool:
-    return NAN in encode(item).decode()
-
-
-def finite(values: list[float], item: Any) -> list[float | None]:
-    """Return the values of an item. If the item contains ``NAN``, each value is None (JSON null)."""
-    return [None] * len(values) if is_nan(item) else list(values)
+def ranked(scores: list[float]) -> list[int]:
+    """Return the indices of the scores, the highest score first, and NaN last."""
+    return sorted(range(len(scores)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at], reverse=True)
 
 
 def listed(given: Any) -> list[Any]:
@@ -232,16 +246,7 @@ def chat_route(call: RouteCall) -> Job:
 
 def embeddings_job(call: RouteCall) -> Job:
     request = call.read(EmbeddingsRequest)
-    items = request.items()
-    prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(request.input)).digest()
-    return Job(
-        request.model,
-        digest,
-        prompt,
-        call.spec.latency.base,
-        len(items),
-        body=lambda _cached: encode(openai_api.embeddings(request, prompt)),
-    )
+    return call.job(request.items(), lambda prompt: openai_api.embeddings(request, prompt))
 
 
 def completions_job(call: RouteCall) -> Job:
@@ -249,12 +254,12 @@ def completions_job(call: RouteCall) -> Job:
     prompts, each = listed(data.get("prompt")), data.get("n") or 1
 
     def made(prompt: int) -> Any:
-        texts = [echo_text(sha256(canonical(item)).digest()) for item in prompts for _ in range(each)]
+        texts = [echo_text(digest_of(item)) for item in prompts for _ in range(each)]
         choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
         used = openai_api.usage(prompt, len(choices))
         return {"id": "cmpl-1", "object": "text_completion", "model": data.get("model"), "choices": choices, "usage": used}
 
-    return call.job(prompts, made, data.get("model"))
+    return call.job(prompts, made)
 
 
 def moderations_job(call: RouteCall) -> Job:
@@ -263,7 +268,7 @@ def moderations_job(call: RouteCall) -> Job:
     whole = isinstance(given, list) and all(isinstance(part, dict) for part in given)
     items = [given] if whole else listed(given)
     results = [{"flagged": score_of(item) > 0, "category_scores": {"harm": abs(score_of(item)) / 10}} for item in items]
-    return call.job(items, lambda _: {"id": "modr-1", "model": data.get("model"), "results": results}, data.get("model"))
+    return call.job(items, lambda _: {"id": "modr-1", "model": data.get("model"), "results": results})
 
 
 OPENAI = FakeServerKind(
@@ -271,6 +276,101 @@ OPENAI = FakeServerKind(
     error=lambda _path, error: openai_api.error(error.message, error.type, error.code),
     status={"/v1/models": json_status(lambda state: openai_api.models(state.spec.models))},
 )
+
+
+# Decisions, in OpenAI's form: the synthetic judge of the endpoint answers the questions
+
+
+def decision_job(
+    call: RouteCall, given: str, asked: Sequence[Asked], answer: Callable[[list[JudgeRead], int, int], Any], *, together: bool = False
+) -> Job:
+    """Return the job for a decision request, which takes the time of a chat with one output token per question.
+
+    ``answer`` returns the response from what the judge reads, the prompt tokens and the cached tokens. The questions have one prompt each,
+    or one ``together``.
+    """
+    judge, count = call.spec.synthetic_judge, len(asked)
+    try:
+        reads = [judge.read(given, each) for each in asked]
+    except ConfigError as error:
+        raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
+    written = [_written(each) for each in asked]
+    prompts = [f"{given}\n\n{text}".encode(errors="replace") for text in (["\n\n".join(written)] if together else written)]
+    tokens = sum(map(count_tokens, prompts))
+    service = call.spec.latency.seconds(count)
+
+    def body(cached: int | None) -> bytes:
+        return encode(answer(reads, tokens, cached or 0))
+
+    model, digest = call.data.get("model"), digest_of([given, written])
+    return Job(model, digest, tokens, service, items=count, completion=count, prompts=prompts, body=body)
+
+
+def _written(asked: Asked) -> str:
+    labels = ("yes", "no") if asked.kind == "yes_no" else string.digits if asked.kind == "score" else string.ascii_uppercase
+    lines = [f"{label}: {option}" for label, option in zip(labels, asked.options, strict=False)]
+    return "\n".join([f"Question: {asked.text}", *lines])
+
+
+def asked_of(question: Mapping[str, Any]) -> Asked:
+    text, name = question["instructions"], question.get("name")
+    if not isinstance(text, str):
+        text = "\n".join(part["text"] for part in text)
+    if question["type"] == "predicate":
+        return Asked("yes_no", text, (True, False), name)
+    if question["type"] == "choice":
+        return Asked("choice", text, tuple(each["value"] for each in question["choices"]), name)
+    return Asked("score", text, tuple(each["label"] for each in question["levels"]), name)
+
+
+def expected_level(read: JudgeRead) -> float:
+    return math.fsum(level * number for level, number in enumerate(read.probabilities))
+
+
+def answer_of(asked: Asked, read: JudgeRead) -> dict[str, Any]:
+    if asked.kind == "yes_no":
+        return {"type": "predicate", "name": asked.name, "probability": read.probabilities[0]}
+    confidence = max(read.probabilities) * read.label_mass
+    pairs = list(zip(asked.options, read.probabilities, strict=True))
+    if asked.kind == "choice":
+        probabilities: list[dict[str, Any]] = [{"value": option, "probability": number} for option, number in pairs]
+        decided: dict[str, Any] = {"choice": asked.options[read.place]}
+    else:
+        probabilities = [{"value": level, "label": option, "probability": number} for level, (option, number) in enumerate(pairs)]
+        decided = {"score": expected_level(read)}
+    return {"type": asked.kind, "name": asked.name, **decided, "probabilities": probabilities, "confidence": confidence}
+
+
+def openai_job(call: RouteCall, given: str, asked: list[Asked], *, refuses: bool = True) -> Job:
+    """Return the job for a request in OpenAI's form. vLLM has this form too: a prompt for each question, and no refusals (``refuses``)."""
+
+    def answer(reads: list[JudgeRead], tokens: int, cached: int) -> Any:
+        answers = [
+            {"type": "refusal", "name": each.name} if refuses and read.refused else answer_of(each, read)
+            for each, read in zip(asked, reads, strict=True)
+        ]
+        used = {
+            "input_tokens": tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": len(asked),
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": tokens + len(asked),
+        }
+        return {"model": call.data.get("model"), "answers": answers, "usage": used}
+
+    return decision_job(call, given, asked, answer, together=refuses)
+
+
+def _decisions(call: RouteCall) -> Job:
+    try:
+        asked = [asked_of(question) for question in call.data["questions"]]
+        given = text_of(call.data["input"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise call.invalid(f"'input' and 'questions' must have the form of OpenAI's decisions: {error!r}") from None
+    return openai_job(call, given, asked, refuses=call.spec.kind != "vllm")
+
+
+DECISIONS: Mapping[str, Route] = {"/v1/decisions": _decisions}
 
 
 # What vLLM and SGLang have in common
@@ -288,16 +388,16 @@ def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callab
                 used["completion_tokens_details"] = None
             return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
 
-        return call.job(items, made, model)
+        return call.job(items, made)
 
     return serve
 
 
-def class_row(call: RouteCall, item: Any, probs: list[float]) -> dict[str, Any]:
-    return {"label": call.labels[probs.index(max(probs))], "probs": finite(probs, item), "num_classes": len(probs)}
+def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
+    return {"label": call.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
 
 
-_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": finite(logits_of(item, call.labels), item)})
+_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
 
 
 def vector_route(call: RouteCall) -> Job:
@@ -323,7 +423,7 @@ def _values(call: RouteCall, item: Any) -> list[float]:
 
 
 def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
-    values = finite(_values(call, item), item)
+    values = _values(call, item)
     return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
 
 
@@ -335,20 +435,18 @@ def _pairs(call: RouteCall) -> list[Any]:
 
 
 def _rerank(call: RouteCall) -> Job:
-    data = call.data
-    items = [[data.get("query"), document] for document in listed(data.get("documents"))]
+    data, items = call.data, call.documents()
     scores = [_values(call, item)[0] for item in items]
-    order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
-    ranked = [
-        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": finite([scores[at]], items[at])[0]}
-        for at in order
+    rows = [
+        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": scores[at]}
+        for at in ranked(scores)[: data.get("top_n") or len(items)]
     ]
 
     def made(prompt: int) -> Any:
         used = {"prompt_tokens": prompt, "total_tokens": prompt}
-        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
+        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": rows}
 
-    return call.job(items, made, data.get("model"))
+    return call.job(items, made)
 
 
 _VLLM = replace(
@@ -357,10 +455,10 @@ _VLLM = replace(
         **OPENAI.routes,
         EMBEDDINGS: vector_route,
         "/pooling": list_route(_pooling_row, _inputs),
-        "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item)), _inputs),
+        "/classify": list_route(lambda call, item: class_row(call, _values(call, item)), _inputs),
         **dict.fromkeys(
             ("/score", "/v1/score"),
-            list_route(lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs),
+            list_route(lambda call, item: {"object": "score", "score": _values(call, item)[0]}, _pairs),
         ),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
     },
@@ -384,17 +482,16 @@ def _sglang_classify(call: RouteCall) -> Job:
 
     def row(item: Any) -> Any:
         meta = {"id": "1", "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": count_tokens(canonical(item))}
-        return {"embedding": finite(logits_of(item, call.labels), item), "meta_info": meta}
+        return {"embedding": logits_of(item, call.labels), "meta_info": meta}
 
     alone = isinstance(given, str) or items == [given]
     return call.job(items, lambda _: row(items[0]) if alone else [row(item) for item in items])
 
 
 def _sglang_rerank(call: RouteCall) -> Job:
-    items = [[call.data.get("query"), document] for document in listed(call.data.get("documents"))]
-    rows = [{"score": finite([score_of(item)], item)[0], "document": item[1], "index": index} for index, item in enumerate(items)]
-    rows.sort(key=lambda row: row["score"] or 0.0, reverse=True)
-    return call.job(items, lambda _: rows, call.data.get("model"))
+    items = call.documents()
+    scores = [logits_of(item, ("",))[0] for item in items]
+    return call.job(items, lambda _: [{"score": scores[at], "document": items[at][1], "index": at} for at in ranked(scores)])
 
 
 def _sglang_error(path: str, error: ErrorResponse) -> bytes:
@@ -413,7 +510,7 @@ _SGLANG = FakeServerKind(
     routes={
         CHAT: chat_route, COMPLETIONS: completions_job, EMBEDDINGS: vector_route, "/classify": _sglang_classify,
         "/v1/rerank": _sglang_rerank,
-        "/v1/classify": list_route(lambda call, item: class_row(call, item, softmax(logits_of(item, call.labels)))),
+        "/v1/classify": list_route(lambda call, item: class_row(call, softmax(logits_of(item, call.labels)))),
     },
     error=_sglang_error,
     status={
@@ -431,10 +528,6 @@ _TEI_TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend"
 _TEI_ITEMS = 32
 
 
-def _by_score(rows: list[Any]) -> list[Any]:
-    return sorted(rows, key=lambda row: float(row["score"]), reverse=True)
-
-
 def _tei_predict(call: RouteCall) -> Job:
     given: Any = call.data.get("inputs")
     raw = call.data.get("raw_scores") is True
@@ -444,35 +537,23 @@ def _tei_predict(call: RouteCall) -> Job:
 
     def row(item: Any) -> Any:
         logits = logits_of(item, call.labels)
-        pairs = zip(call.labels, logits if raw else probabilities_of(logits), strict=True)
-        return _by_score([{"score": score, "label": label} for label, score in pairs])
+        scores = logits if raw else probabilities_of(logits)
+        return [{"score": scores[at], "label": call.labels[at]} for at in ranked(scores)]
 
     return call.job(items, lambda _: [row(item) for item in items] if is_list else row(items[0]))
 
 
 def _tei_rerank(call: RouteCall) -> Job:
     raw = call.data.get("raw_scores") is True
-    items = [[call.data.get("query"), text] for text in call.data.get("texts") or []]
+    items = call.documents("texts")
     logits = [logits_of(item, ("",)) for item in items]
-    rows = [{"index": index, "score": (each if raw else probabilities_of(each))[0]} for index, each in enumerate(logits)]
-    return call.job(items, lambda _: _by_score(rows))
-
-
-def _tei_vectors(call: RouteCall) -> Job:
-    own = call.path == "/embed"
-    given = {"input": call.data.get("inputs")} if own else call.data
-    request = call.read(EmbeddingsRequest, encode({"model": "fake", **given}))
-
-    def made(prompt: int) -> Any:
-        found = openai_api.embeddings(request, prompt)
-        return [row["embedding"] for row in found["data"]] if own else found
-
-    return call.job(request.items(), made)
+    scores = [(each if raw else probabilities_of(each))[0] for each in logits]
+    return call.job(items, lambda _: [{"index": at, "score": scores[at]} for at in ranked(scores)])
 
 
 def _tei_error(path: str, error: ErrorResponse) -> bytes:
     name = _TEI_TYPES.get(error.status, "Backend")
-    if path.startswith("/v1/") or path == "/embeddings":
+    if path.startswith("/v1/"):
         return encode({"message": error.message, "code": error.status, "type": name})
     return encode({"error": error.message, "error_type": name})
 
@@ -487,11 +568,7 @@ def _tei_info(state: ServerState) -> Any:
 
 
 _TEI = FakeServerKind(
-    routes={
-        "/predict": _tei_predict,
-        "/rerank": _tei_rerank,
-        **dict.fromkeys(("/embed", "/v1/embeddings", "/embeddings"), _tei_vectors),
-    },
+    routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: embeddings_job},
     error=_tei_error,
     status={"/info": json_status(_tei_info), "/metrics": (PLAIN, gauges("te_batch_next_size te_queue_size"))},
     health=frozenset({"/health", "/ping", "/"}),
@@ -519,12 +596,9 @@ def _openrlhf_rewards(call: RouteCall) -> Job:
 
 def _nim_chat(call: RouteCall) -> Job:
     request = call.chat()
-    values = [math.nan if is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
-    content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
-    digest = sha256(canonical(request.messages)).digest()
-    return call.job(
-        [request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)), request.model
-    )
+    content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, logits_of(request.messages, call.labels), strict=True))
+    digest = digest_of(request.messages)
+    return call.job([request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)))
 
 
 SERVER_KINDS: Mapping[str, FakeServerKind] = {

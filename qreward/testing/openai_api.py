@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import array
 import base64
-import json
 import math
 import struct
 import sys
 import time
 from hashlib import shake_256
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -42,8 +41,8 @@ class ChatRequest(msgspec.Struct):
 class EmbeddingsRequest(msgspec.Struct):
     """Holds the fields of an embeddings request that have an effect. All other fields are accepted and ignored."""
 
-    model: str
     input: str | list[Any]
+    model: str = "fake"
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = None
 
@@ -58,19 +57,6 @@ class EmbeddingsRequest(msgspec.Struct):
         """Return the inputs as a list. A list of numbers is one input that the client has tokenised."""
         whole = isinstance(self.input, str) or (bool(self.input) and all(isinstance(each, int) for each in self.input))
         return [self.input] if whole else list(self.input)
-
-
-R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
-
-
-def read(kind: type[R], body: bytes) -> R:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        try:  # the body may contain lone surrogates or NaN; real servers accept them, but strict decoders do not
-            return msgspec.convert(json.loads(body), kind)
-        except (ValueError, RecursionError):
-            raise ValueError(str(problem)) from None
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:

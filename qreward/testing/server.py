@@ -1,22 +1,21 @@
-"""The server of a fake endpoint: its port, and the path of a request: admit or reject it, wait for its service time, and respond."""
+"""The server of a fake endpoint: its port, the path of a request (admit or reject it, wait for its service time, respond), and faults."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import socket
+import struct
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
 from qreward.testing import openai_api
-from qreward.testing.admission import Slot, refuses
-from qreward.testing.decisions import DECISIONS
-from qreward.testing.endpoint import FakeEndpointState
-from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState
-from qreward.testing.responses import FAULTS, JSON, NO_FAULT, FaultPlan, Incoming, abort, deliver, end, forever, hint, sleep_until, stream
+from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
+from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState
+from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, encode
 
@@ -24,6 +23,161 @@ HOST = "127.0.0.1"
 _BACKLOG = 4096
 _MOST_BODY = 256 * 1024 * 1024
 _TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers need to end
+_LINGER_ZERO = struct.pack("ii", 1, 0)  # value of the socket option with which a close sends a reset
+_MOST_AT_ONCE = 1 << 16  # bytes after which a write begins, so that a slow client exerts backpressure
+_BLANKS = b" \r\n\t\n" * 200
+_MALFORMED = b"<html><body><h1>Service page</h1></body></html>"
+_UPSTREAM_FAILED = error("Provider returned error", "upstream_error", 502)
+_TRICKLE_BYTES = 16
+_NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
+
+
+class Fault(NamedTuple):
+    """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response.
+
+    ``name``, ``point`` and ``gap`` belong to one response: the fault, the share of the body that is sent, and the seconds between pieces.
+    """
+
+    at_once: bool = False
+    status: int = 200
+    then: Literal["answer", "reset", "hang_up", "wait"] = "answer"
+    cut: bool = False
+    body: bytes | None = None
+    content_type: str = "application/json"
+    prefix: bytes = b""
+    pieces: int = 0
+    tail: bytes | None = None
+    noise: tuple[bytes, ...] = ()
+    fails: bool = True
+    name: str | None = None
+    point: float = 1.0
+    gap: float = 0.0
+
+
+NO_FAULT = Fault(fails=False)
+FAULTS: Mapping[str, Fault] = {
+    "reset": Fault(at_once=True, then="reset"),
+    "error_500": Fault(at_once=True, status=500),
+    "error_503": Fault(at_once=True, status=503),
+    "hang": Fault(at_once=True, then="wait"),
+    "truncated": Fault(cut=True, tail=b""),
+    "error_in_200": Fault(body=_UPSTREAM_FAILED, tail=b"data: " + _UPSTREAM_FAILED + b"\n\n"),
+    "cut": Fault(cut=True, then="hang_up", tail=b""),
+    "malformed": Fault(body=_MALFORMED, content_type="text/html", tail=b'data: {"id": "chatcmpl-\n\n'),
+    "stall": Fault(cut=True, then="wait", tail=b""),
+    "slow_trickle": Fault(pieces=_TRICKLE_BYTES, fails=False),
+    "noise": Fault(prefix=_BLANKS, noise=_NOISE, fails=False),
+}
+
+
+class Incoming(web.BaseRequest):
+    """Represents a request to a fake endpoint. ``dropped`` is True if the endpoint, and not the client, closes the connection."""
+
+    dropped = False
+    __hash__ = object.__hash__  # the base class is a mapping and has no hash; requests are compared by identity
+
+
+async def deliver(request: Incoming, body: bytes, headers: dict[str, str], fault: Fault) -> web.StreamResponse:
+    """Send a response with status 200, altered by the fault."""
+    sent = body[: int(len(body) * fault.point)] if fault.cut else fault.prefix + (body if fault.body is None else fault.body)
+    if fault.then == "answer" and not fault.pieces:
+        return web.Response(body=sent, content_type=fault.content_type, headers=headers)
+    response = web.StreamResponse(headers={**headers, "Content-Type": fault.content_type, "Content-Length": str(len(body))})
+    await response.prepare(request)
+    step = fault.pieces or max(1, len(sent))
+    for start in range(0, len(sent), step):
+        await response.write(sent[start : start + step])
+        await asyncio.sleep(fault.gap if fault.pieces else 0)
+    await end(request, fault)
+    return response
+
+
+async def end(request: Incoming, fault: Fault) -> None:
+    """End a response in the way that ``fault.then`` names. If ``fault.then`` is not ``answer``, wait until the request is cancelled."""
+    if fault.then == "answer":
+        return
+    if fault.then != "wait":
+        request.dropped = True
+        if fault.then == "reset":
+            abort(request.transport)
+        elif request.transport is not None:
+            request.transport.close()
+    await forever()
+
+
+def abort(transport: Any) -> None:
+    if transport is not None:
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        transport.abort()  # also called for a closing transport, which would wait until the client has read all data
+
+
+async def forever() -> NoReturn:
+    """Wait until this call is cancelled. The call is cancelled when the client disconnects, or when the endpoint dies or closes."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("this future never ends")
+
+
+async def sleep_until(when: float) -> None:
+    """Wait until a time of ``time.monotonic``. Never returns early, even on loops that round their timers to a millisecond."""
+    if when == math.inf:
+        await forever()
+    while (left := when - time.monotonic()) > 0:  # noqa: ASYNC110 - waits for a time, not for an event
+        await asyncio.sleep(max(left, 0.0005))
+
+
+def hint(form: str | None, seconds: float) -> dict[str, str]:
+    """Return the header with the time until a retry, rounded up. ``form`` is the setting ``FakeEndpoint.retry_after``."""
+    if form is None or seconds == math.inf:
+        return {}
+    if form == "ms":
+        return {"retry-after-ms": str(math.ceil(seconds * 1000) + 1)}
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+async def stream(
+    request: Incoming,
+    headers: dict[str, str],
+    chunks: Chunks,
+    length: int,
+    due: Callable[[int], tuple[float, str | None]],
+    fault: Fault,
+    finish: Callable[[str | None], None],
+) -> web.StreamResponse:
+    """Stream a response: send each event when its token is ``due``. Events that are due together are sent in one write."""
+    response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+    ready = bytearray()
+
+    async def write() -> None:
+        if not response.prepared:
+            await response.prepare(request)
+        if ready:
+            await response.write(bytes(ready))
+        ready.clear()
+
+    for number in range((length if fault.tail is None else int(length * fault.point)) + 1):
+        when, failure = due(number)
+        if fault.pieces:
+            when += fault.gap * (number + 1)
+        if when > time.monotonic() or len(ready) > _MOST_AT_ONCE:
+            await write()
+            await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
+            await sleep_until(when)
+        if failure is not None:
+            finish(failure)
+            ready += chunks.failed() or b""
+            await write()
+            await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
+            return response
+        if fault.noise:
+            ready += fault.noise[number % len(fault.noise)]
+        ready += chunks.piece(number - 1, length) if number else chunks.first()
+    finish(fault.name if fault.fails else None)
+    ready += chunks.last() if fault.tail is None else fault.tail
+    await write()
+    await end(request, fault)
+    return response
 
 
 class Listener:
@@ -166,11 +320,8 @@ class FakeServer:
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def respond(self, request: Incoming) -> web.StreamResponse:
-        """Respond to a request, or raise ``ErrorResponse``."""
         route = self.kind.routes.get(request.path) or (DECISIONS.get(request.path) if self.state.spec.decisions else None)
-        if request.method != "POST":
-            route = None
-        return await (self._status(request) if route is None else self._counted(request, route))
+        return await (self._status(request) if route is None or request.method != "POST" else self._counted(request, route))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
         state = self.state
@@ -216,18 +367,18 @@ class FakeServer:
             return await self._served(request, job, slot)
         finally:
             self._running -= job.items
-            slot.free()
+            state.admission.leave(slot)
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
         state, chat, latency = self.state, job.chat, self.state.spec.latency
-        plan = await self.fault_plan(request)
+        fault = await self.drawn_fault(request)
         cached = await self._computed(job)
         begin = time.monotonic()
         slot.due = state.timeline.plan(begin, job.service)[0]
 
         def finish(problem: str | None) -> None:
             if FAULTS.get(problem or "", NO_FAULT).then != "wait":
-                slot.free()
+                state.admission.leave(slot)
             state.ended_in(problem, job.tokens)
 
         content = ""
@@ -244,21 +395,19 @@ class FakeServer:
             await self._fail(request, failure)
         if chat is not None and streams:
             chunks = self.kind.chunks(chat, job.digest, content, used)
-
-            def due(tokens: int) -> tuple[float, str | None]:
-                return state.timeline.plan(begin, latency.seconds(tokens))
-
-            return await stream(request, self._headers(), chunks, job.length, due, plan, finish)
+            due = lambda tokens: state.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
+            return await stream(request, self._headers(), chunks, job.length, due, fault, finish)
         body = job.body(cached) if chat is None else encode(self.kind.completion(chat, job.digest, content, used))
-        finish(plan.problem)
-        return await deliver(request, body, self._headers(), plan)
+        finish(fault.name if fault.fails else None)
+        return await deliver(request, body, self._headers(), fault)
 
-    async def fault_plan(self, request: Incoming) -> FaultPlan:
+    async def drawn_fault(self, request: Incoming) -> Fault:
         """Draw the fault of a response. Respond with it if it occurs at once."""
         name = self.state.draw()
-        if name is not None and FAULTS[name].at_once:
+        fault = NO_FAULT if name is None else FAULTS[name]
+        if name is not None and fault.at_once:
             await self._fail(request, name)
-        return FaultPlan(name, self.state.point(), self.state.spec.faults.trickle_gap)
+        return fault._replace(name=name, point=self.state.point(), gap=self.state.spec.faults.trickle_gap)
 
     async def _computed(self, job: Job) -> int | None:
         """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Policy, check_glob, expand_variables, shown
+from qreward.settings.base import Policy, expand_once, instead
 from qreward.settings.files import read_settings
-from qreward.spelling import closest
-from qreward.testing.responders import RESPONDERS, Responder
-from qreward.testing.synthetic_judge import SyntheticJudge
+from qreward.settings.policies import valid_patterns
+from qreward.testing.responders import RESPONDERS, Responder, SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
 
@@ -211,12 +210,13 @@ class FakeEndpoint(Policy):
         responder: ``echo``, ``judge``, ``"module:function"``, or a function that returns the text of the response to a list of messages.
             ``judge`` compares the candidate answer with the reference answer, and answers with the JSON object that a prompt of
             ``qreward.judge.Judge`` describes. If the responder raises an exception, the request gets HTTP 500 at each attempt.
-        kind: kind of server to imitate, with the values of ``Endpoint.kind``; see ``qreward.testing.rewards``.
-        scoring: see ``qreward.testing.rewards.Scoring``.
+        kind: kind of server to imitate, with the values of ``Endpoint.kind``. Scores are derived from the text of an item, and the texts
+            ``NAN`` and ``REFUSED`` of this module make a server fail.
+        scoring: see :class:`Scoring`.
         prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
         decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
             request takes the time of a chat with one output token per question.
-        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
+        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.responders.SyntheticJudge`.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -225,7 +225,7 @@ class FakeEndpoint(Policy):
     """
 
     name: str = Field(min_length=1)
-    models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     latency: Latency = Latency()
     max_concurrency: int | None = Field(default=None, ge=1)
     over_cap: Literal["reject", "queue"] = "reject"
@@ -235,7 +235,7 @@ class FakeEndpoint(Policy):
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     rate_headers: bool = False
     retry_after: Literal["seconds", "ms"] | None = None
-    api_key: Annotated[SecretStr | None, BeforeValidator(expand_variables)] = None
+    api_key: Annotated[SecretStr | None, BeforeValidator(expand_once)] = None
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
@@ -252,19 +252,11 @@ class FakeEndpoint(Policy):
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
-    @field_validator("models")
-    @classmethod
-    def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_glob(pattern) for pattern in value)
-
     @field_validator("responder")
     @classmethod
     def _known_responder(cls, value: str | Responder) -> str | Responder:
         if isinstance(value, str) and value not in RESPONDERS and ":" not in value:
-            valid = "'echo', 'judge', 'module:function' or a function"
-            raise ValueError(
-                f"must be {valid}, not {shown(value)}" + "".join(f"; did you mean {near!r}?" for near in closest(value, RESPONDERS))
-            )
+            raise ValueError(f"must be 'echo', 'judge', 'module:function' or a function{instead(value, RESPONDERS)}")
         return value
 
     @model_validator(mode="after")
@@ -296,9 +288,8 @@ def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, 
     """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file."""
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
-    least = "'endpoints'"
-    content, place = read_settings(source, empty=f"it must contain at least {least}", known=f"with {least}")
+    content, place = read_settings(source, empty="it must contain at least 'endpoints'", known="with 'endpoints'")
     try:
-        return FleetSpec(**content)
+        return FleetSpec.from_content(content)
     except ConfigError as error:
         raise place.named(error) from None

@@ -1,8 +1,9 @@
-"""Texts and digests of requests, from which the echo text and the length of a response are derived."""
+"""Texts, digests and scores of requests, from which the responses of a fake endpoint are derived. No model is needed."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Literal
@@ -67,3 +68,42 @@ def _content(content: Any) -> str:
 def count_tokens(encoded: bytes) -> int:
     """Return the number of prompt tokens, estimated at four bytes per token; at least 1."""
     return max(1, len(encoded) // BYTES_PER_TOKEN)
+
+
+NAN = "<<nan>>"
+"""Marker that gives an item the score NaN. vLLM and SGLang return null for the item. TEI (HTTP 424) and OpenRLHF (HTTP 500) fail the whole
+list. NIM writes ``nan``. The marker has no effect on the OpenAI routes."""
+REFUSED = "<<refuse>>"
+"""Marker that makes a server refuse the whole list that contains the item, as an invalid request."""
+
+
+def score_of(item: Any) -> float:
+    """Return the raw score of an item.
+
+    Example:
+        >>> score_of("good") == score_of("good"), -10 <= score_of(["q", "a"]) < 10
+        (True, True)
+    """
+    return int.from_bytes(digest_of(item)[:4], "big") / 2**32 * 20 - 10
+
+
+def logits_of(item: Any, labels: Sequence[str]) -> list[float]:
+    """Return the raw score of an item for each class. If the item contains ``NAN``, each score is NaN, which JSON has as null."""
+    if is_nan(item):
+        return [math.nan] * len(labels)
+    return [score_of(item)] if len(labels) == 1 else [score_of([label, item]) for label in labels]
+
+
+def is_nan(item: Any) -> bool:
+    return NAN in encode(item).decode()
+
+
+def probabilities_of(logits: Sequence[float]) -> list[float]:
+    """Return the sigmoid of a single logit, or the softmax of several logits."""
+    return [1 / (1 + math.exp(-logits[0]))] if len(logits) == 1 else softmax(logits)
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    top = max(logits)
+    powers = [math.exp(logit - top) for logit in logits]
+    return [power / sum(powers) for power in powers]

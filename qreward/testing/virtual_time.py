@@ -18,7 +18,6 @@ T = TypeVar("T")
 TURN = 1e-9
 """Virtual seconds by which each loop iteration advances the clock. If an iteration did not advance the clock, a timer whose remaining
 delay is too small for a float would be rescheduled forever."""
-_TURNS_TO_SETTLE = 3  # loop iterations that a cancelled task needs to end
 
 
 class Deadlock(RuntimeError):
@@ -111,7 +110,7 @@ class _LoopTime(Time):
         self._pass = loop.let_pass
 
     def keep(self, engine: Engine[Any], wake: float | None) -> None:
-        """Do nothing: ``take`` keeps the time."""
+        pass  # ``take`` keeps the time
 
     def take(self, inbox: Inbox, engine: Engine[Any]) -> Any:
         while inbox.empty():
@@ -130,7 +129,7 @@ class _LoopTime(Time):
 
 
 async def _settle() -> None:
-    for _ in range(_TURNS_TO_SETTLE):
+    for _ in range(3):  # loop iterations that a cancelled task needs to end
         await asyncio.sleep(0)
 
 

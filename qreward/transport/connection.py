@@ -13,9 +13,8 @@ from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
-from qreward.settings.api_key import ApiKey
 from qreward.settings.local import LocalFunction
-from qreward.settings.policies import BATCH_KIND, Endpoint
+from qreward.settings.policies import BATCH_KIND, ApiKey, Endpoint
 from qreward.transport import connection_settings
 from qreward.transport.aiohttp_transport import AiohttpTransport
 from qreward.transport.base import HttpTransport

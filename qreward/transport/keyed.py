@@ -13,8 +13,8 @@ from time import monotonic
 from typing import Any
 
 from qreward.codecs.base import TransportError
-from qreward.settings.api_key import ApiKey
 from qreward.settings.base import check_header
+from qreward.settings.policies import ApiKey
 from qreward.transport.base import Body, ByteStream, HttpTransport
 
 AHEAD = 0.1

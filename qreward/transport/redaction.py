@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote, unquote, urlsplit
 
-from qreward.settings.api_key import ApiKey
-from qreward.settings.policies import Endpoint
+from qreward.settings.policies import ApiKey, Endpoint
 from qreward.transport import connection_settings
 
 _LOOKS_SECRET = re.compile(r"(?i:\bbearer\s+)[\w.~+/=:-]{6,}|\bsk-[\w*-]{4,}|(?<=//)[^/\s@]+(?=@)")

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from client_tools import MODEL, Recorder, endpoint, use
 from fakes.endpoint import ModelEndpoint
+from fakes.faulty_judge import distribution
 from fakes.next_token import TOKENIZER
 
 from qreward import (
@@ -187,7 +188,7 @@ async def test_every_dialect_is_found_out_with_a_few_requests_more_with_and_with
             faults.append(f"{routes} of kind {kind}: {requests} requests for 6 decisions")
         for decision in [single, *batch.values()]:
             values = [decision["right"].probability, decision["clear"].score, *decision["tone"].probabilities.values()]
-            wanted = [*SyntheticJudge().distribution(TEXT, RIGHT)[:1], 1.5, *SyntheticJudge().distribution(TEXT, TONE)]
+            wanted = [*distribution(SyntheticJudge(), TEXT, RIGHT)[:1], 1.5, *distribution(SyntheticJudge(), TEXT, TONE)]
             if [round(value, 2) for value in values] != [round(value, 2) for value in wanted]:
                 faults.append(f"{routes}: {values} instead of {wanted}")
     assert not faults, "\n".join(faults)
@@ -254,7 +255,7 @@ async def test_an_answer_that_the_model_would_hardly_give_is_an_error_and_its_nu
                     with pytest.raises(InvalidResponse, match=r"probability of 0\.0(1|097), which is less than min_label_mass=0\.5"):
                         _ = found.probabilities
                 exact = await client.decide(TEXT, [question], model=MODEL, min_label_mass=0)
-                assert list(exact[0].probabilities.values()) == pytest.approx(judge.distribution(TEXT, question), abs=1e-5), question
+                assert list(exact[0].probabilities.values()) == pytest.approx(distribution(judge, TEXT, question), abs=1e-5), question
                 pairs = await client.batch_decide([(TEXT, [question])], model=MODEL, min_label_mass=0.005)
                 assert pairs[0].value[0].label_mass == pytest.approx(0.01, rel=0.05)
     async with fake("sglang", kind="sglang", synthetic_judge=judge) as (_, client):

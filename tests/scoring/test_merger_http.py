@@ -10,8 +10,8 @@ import pytest
 
 from qreward import Limits, QRewardClient, Retry, RewardModel
 from qreward.errors import BadRequest, InvalidResponse, RequestError
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
-from qreward.testing.rewards import NAN, REFUSED, Scoring, probabilities_of, score_of
+from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Latency, Scoring
+from qreward.testing.text import probabilities_of, score_of
 
 MODEL = "rm-7b"
 TEMPLATE = RewardModel(template="<q>{prompt}<a>{response}")

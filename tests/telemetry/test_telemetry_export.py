@@ -25,7 +25,7 @@ from telemetry_server import MODEL, Do, Judges, chat, client_of
 
 from qreward import Hedge, Limits, QRewardError, Retry, ScheduleMetrics, TelemetryExporter
 from qreward.telemetry import Telemetry, configure
-from qreward.telemetry.metrics import METRICS
+from qreward.telemetry.telemetry import METRICS
 from qreward.testing.virtual_time import run_in_virtual_time
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qreward.telemetry.metrics import METRICS as INSTRUMENTS
+from qreward.telemetry.telemetry import METRICS as INSTRUMENTS
 
 ROOT = Path(__file__).parents[2]
 METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from telemetry_tools import Seen, attributes
 
 from qreward import ConfigError, QRewardClient, SyncQRewardClient
 from qreward.telemetry import Telemetry, configure
-from qreward.telemetry.metrics import METRICS
+from qreward.telemetry.telemetry import METRICS
 
 
 def run_fresh(script: str, **environment: str) -> str:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import FakeEndpoint, run_in_virtual_time
-from qreward.testing.admission import Bucket, Rates, RequestAdmission, duration
-from qreward.testing.responses import hint
+from qreward.testing.endpoint import Bucket, Rates, RequestAdmission, duration
+from qreward.testing.server import hint
 
 pytestmark = pytest.mark.virtual_time
 
@@ -95,8 +95,8 @@ async def test_slots_are_handed_over_in_order_and_a_raised_limit_lets_in_who_wai
     tasks = [asyncio.create_task(enter(number)) for number in range(5)]
     await asyncio.sleep(0)
     tasks[1].cancel()
-    held.free()
-    held.free()  # a second time does nothing
+    gate.leave(held)
+    gate.leave(held)  # a second time does nothing
     await asyncio.sleep(1)
     assert entered == [0]
     gate.limit = 3
@@ -115,7 +115,7 @@ async def test_a_slot_handed_to_a_task_that_is_cancelled_in_the_same_turn_is_not
     held = await gate.enter()
     task = asyncio.create_task(gate.enter())
     await asyncio.sleep(0)
-    held.free()
+    gate.leave(held)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert gate.in_flight == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.endpoint import ModelEndpoint
-from fakes.faulty_judge import FaultyJudge
+from fakes.faulty_judge import FaultyJudge, asked_of, distribution
 from fakes.next_token import TOKENIZER
 from fleet_tools import Answer, Client, serving, user
 
@@ -71,7 +71,7 @@ async def document(client: Client, name: str, path: str, body: Any) -> Any:
     return json.loads(answer.body)
 
 
-TRUTH = [JUDGE.distribution(TEXT, question) for question in QUESTIONS]
+TRUTH = [distribution(JUDGE, TEXT, question) for question in QUESTIONS]
 READERS: list[tuple[str, Dialect, tuple[float | None, ...]]] = [  # server, its dialect, and the label masses that it tells
     ("openai", OPENAI_DIALECT, (None,) * 3),
     ("vllm", VLLM, (None, 0.9, 0.9)),
@@ -220,7 +220,7 @@ async def test_keys_models_and_limits_count_for_decisions_as_for_chats() -> None
 async def test_a_question_can_be_refused_by_itself() -> None:
     judge = SyntheticJudge(refuse=0.3, label_mass=0.9)
     questions = [{**PREDICATE, "instructions": f"Is it {number}?", "name": str(number)} for number in range(40)]
-    refused = [judge.read(TEXT, YesNo(f"Is it {number}?")).refused for number in range(40)]
+    refused = [judge.read(TEXT, asked_of(YesNo(f"Is it {number}?"))).refused for number in range(40)]
     async with serving(*fakes(synthetic_judge=judge)) as client:
         answers = (await document(client, "openai", DECISIONS, {**OPENAI, "questions": questions}))["answers"]
         asked = [{"id": str(number), "type": "yes_no", "question": f"Is it {number}?"} for number in range(40)]
@@ -268,7 +268,7 @@ async def test_a_chat_that_asks_for_a_label_returns_the_judges_log_probabilities
                 if (label := entry["token"].strip().lower() if labels[0] == "yes" else entry["token"].strip().upper()) in of_label:
                     of_label[label] += math.exp(entry["logprob"])
             assert len(first["top_logprobs"]) == 20
-            assert [number / 0.9 for number in of_label.values()] == pytest.approx(JUDGE.distribution(TEXT, question)), question
+            assert [number / 0.9 for number in of_label.values()] == pytest.approx(distribution(JUDGE, TEXT, question)), question
             assert sum(math.exp(entry["logprob"]) for entry in first["top_logprobs"]) == pytest.approx(1, abs=1e-3)
             assert choice["message"]["content"] == first["token"] == first["top_logprobs"][0]["token"]
             assert (choice["finish_reason"], found["usage"]["completion_tokens"]) == ("length", 1)

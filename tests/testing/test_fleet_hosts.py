@@ -20,7 +20,7 @@ from shared_tools import each, until
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
-from qreward.testing.hosts import InProcess
+from qreward.testing.fleet import InProcess
 
 
 def ask(fleet: FakeFleet, name: str, text: str = "hi") -> tuple[int, str]:

@@ -10,9 +10,9 @@ import pytest
 from fakes.endpoint import ModelEndpoint
 from fleet_tools import Answer, Client, serving
 
-from qreward.testing import FakeEndpoint, Latency
+from qreward.testing import NAN, REFUSED, FakeEndpoint, Latency, Scoring
 from qreward.testing.kinds import SERVER_KINDS, RouteCall
-from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
+from qreward.testing.text import logits_of, probabilities_of, score_of
 
 
 async def post(client: Client, path: str, body: Any, name: str = "a") -> Answer:
@@ -54,9 +54,6 @@ async def test_scores_come_in_the_form_of_their_server() -> None:
             body = {"model": "m", "queries": left, "documents": ["a", "b"], "use_activation": False}
             rows = (await document(client, "vllm", "/score", body))["data"]
             assert [row["score"] for row in rows] == list(map(score_of, pairs))
-        vectors = await document(client, "tei", "/embed", {"inputs": ["a", "b"], "normalize": True})
-        for path in ("/embeddings", "/v1/embeddings"):
-            assert [row["embedding"] for row in (await document(client, "tei", path, {"input": ["a", "b"]}))["data"]] == vectors
         texts = [f"t{index}" for index in range(6)]
         for kind, path, member in (("vllm", "/rerank", "documents"), ("sglang", "/v1/rerank", "documents"), ("tei", "/rerank", "texts")):
             found = await document(client, kind, path, {"model": "m", "query": "q", member: texts})

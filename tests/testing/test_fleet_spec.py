@@ -15,7 +15,7 @@ from shared_tools import each
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
-from qreward.testing.responses import FAULTS
+from qreward.testing.server import FAULTS
 from qreward.testing.spec import read_spec
 
 
@@ -54,6 +54,15 @@ def test_a_spec_file_says_the_same_as_python(tmp_path: Path) -> None:
         path.write_text(json.dumps(spec))
         assert read_spec(path).endpoints == (FakeEndpoint("a", latency=Latency(base=0.5), phases=[Phase(behaviour="dead", start=1)]),)
         assert read_spec(str(path)) == read_spec(path)
+
+
+def test_the_value_of_a_variable_in_a_spec_file_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "$ecret")
+    path = tmp_path / "fleet.json"
+    path.write_text(json.dumps({"endpoints": [{"name": "a", "api_key": "${JUDGE_KEY}"}]}))
+    (endpoint,) = read_spec(path).endpoints
+    assert endpoint.api_key is not None
+    assert endpoint.api_key.get_secret_value() == "$ecret"
 
 
 def test_a_spec_file_that_is_none_or_missing_is_named_in_the_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import SyntheticJudge
-from qreward.testing.synthetic_judge import Asked
+from qreward.testing.responders import Asked
 
 # Prompt -> input, kind, question, options, labels; None for a prompt that asks for no label.
 PROMPTS: list[tuple[str, tuple[str, str, str, tuple[object, ...], tuple[str, ...]] | None]] = [
@@ -61,7 +61,7 @@ def test_the_tokens_hold_the_judges_distribution_its_label_mass_and_nothing_is_l
             of_label = [
                 math.fsum(number for text, number in token.tokens if text.strip().casefold() == label.casefold()) for label in found.labels
             ]
-            wanted = judge.distribution(found.input, found.asked)
+            wanted = judge.read(found.input, found.asked).probabilities
             assert of_label == pytest.approx([mass * number for number in wanted])
 
 
@@ -107,5 +107,6 @@ def test_labels_are_scored_by_their_tokens() -> None:
     prompt = "It is 4. truth=0.8\n\nIs this true: It is right.\nReply with yes or no, and nothing else.\nAnswer:"
     assert score_labels(prompt, ids, judge) == pytest.approx([0.4, 0.1, 0.0])
     bare = score_labels("It is 4. truth=0.8", ids[:2], judge)
-    assert bare == pytest.approx([0.5 * number for number in judge.distribution("It is 4. truth=0.8", Asked("yes_no", "", (True, False)))])
+    read = judge.read("It is 4. truth=0.8", Asked("yes_no", "", (True, False)))
+    assert bare == pytest.approx([0.5 * number for number in read.probabilities])
     assert score_labels("It is 4.", ids[:1], judge) == [0.5]

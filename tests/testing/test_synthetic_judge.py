@@ -7,13 +7,13 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import pytest
-from fakes.faulty_judge import FaultyJudge
+from fakes.faulty_judge import FaultyJudge, asked_of, distribution
 from scale import SCALE
 
-from qreward.decisions import Choice, Question, Score, YesNo
+from qreward.decisions import Choice, Option, Question, Score, YesNo
 from qreward.errors import ConfigError
-from qreward.testing import SyntheticJudge, true_answer, truth_of
-from qreward.testing.synthetic_judge import Asked
+from qreward.testing import SyntheticJudge, responders
+from qreward.testing.responders import Asked
 
 RIGHT = YesNo("It is right.", name="right")
 CLEAR = Score("How clear?", levels=["bad", "fair", "good"])
@@ -42,15 +42,19 @@ TRUTHS: list[tuple[str, Question, tuple[float, ...]]] = [
 ]
 
 
+def truth_of(text: str, question: Question) -> tuple[float, ...]:
+    return responders.truth_of(text.strip(), asked_of(question))
+
+
+def true_answer(text: str, question: Question) -> Option:
+    """The option that is drawn from the truth."""
+    return question.options[responders.drawn(truth_of(text, question), text, asked_of(question))]
+
+
 def test_the_truth_of_an_input_stands_in_its_text() -> None:
     found = [(text, truth_of(text, question), wanted) for text, question, wanted in TRUTHS]
     assert [each for each in found if each[1] != pytest.approx(each[2])] == []
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "Judge."},
-        {"role": "user", "content": [{"type": "text", "text": "truth=0.8"}]},
-    ]
-    assert truth_of(messages, RIGHT) == truth_of("truth=0.8", RIGHT)
-    assert truth_of("1\n\ntruth[T]=calm", Asked("choice", "T", ("calm: factual", "rude"))) == (1, 0), "with its description"
+    assert responders.truth_of("1\n\ntruth[T]=calm", Asked("choice", "T", ("calm: factual", "rude"))) == (1, 0), "with its description"
 
 
 def test_a_truth_that_does_not_fit_its_question_is_an_error() -> None:
@@ -82,12 +86,12 @@ def test_gold_labels_are_drawn_from_the_truth() -> None:
 
 def test_a_judge_without_faults_reports_the_truth() -> None:
     for text, question, truth in TRUTHS:
-        assert SyntheticJudge().distribution(text, question) == pytest.approx(truth, abs=1e-5), text
+        assert distribution(SyntheticJudge(), text, question) == pytest.approx(truth, abs=1e-5), text
 
 
 def test_answers_depend_on_seed_input_and_question_alone() -> None:
     for question in KINDS:
-        made = [FaultyJudge(noise=0.5, flip=0.5, seed=seed).distribution(text, question) for seed in (1, 1, 2) for text in ("a", "b")]
+        made = [distribution(FaultyJudge(noise=0.5, flip=0.5, seed=seed), text, question) for seed in (1, 1, 2) for text in ("a", "b")]
         assert made[:2] == made[2:4]
         assert len({*made}) == 4, "another seed or another input is another answer"
 
@@ -96,7 +100,7 @@ def _right(judge: SyntheticJudge, question: Question) -> tuple[float, float]:
     """Accuracy and mean confidence of a judge."""
     right, sure = [], []
     for item in ITEMS:
-        numbers = judge.distribution(item, question)
+        numbers = distribution(judge, item, question)
         best = numbers.index(max(numbers))
         right.append(question.options[best] == true_answer(item, question))
         sure.append(numbers[best])
@@ -121,16 +125,16 @@ def test_a_bias_is_added_to_the_logits() -> None:
 
     settings: tuple[dict[str, Any], ...] = ({}, {"bias": 0.7}, {"bias": 0.7, "temperature": 0.5})
     for question, high, low in ((RIGHT, 0, 1), (CLEAR, 2, 0), (TONE, 0, 1), (TONE, 0, 2)):
-        plain, biased, sharp = (logit(SyntheticJudge(**faults).distribution("item 1", question), high, low) for faults in settings)
+        plain, biased, sharp = (logit(distribution(SyntheticJudge(**faults), "item 1", question), high, low) for faults in settings)
         assert biased - plain == pytest.approx(0.7)
         assert sharp == pytest.approx(2 * biased)
-    assert logit(SyntheticJudge(bias=0.7).distribution("truth=0.5 ", CLEAR), 2, 0) == pytest.approx(0.7)
+    assert logit(distribution(SyntheticJudge(bias=0.7), "truth=0.5 ", CLEAR), 2, 0) == pytest.approx(0.7)
 
 
 def test_a_flip_takes_another_option_for_the_true_one_as_surely() -> None:
     for question, text in ((RIGHT, "truth=0.9"), (CLEAR, "truth=1"), (BETTER, "truth=0.2\ntruth=0.9")):
-        plain = SyntheticJudge().distribution(text, question)
-        answers = [FaultyJudge(flip=0.05, seed=seed).distribution(text, question) for seed in range(2000 * SCALE)]
+        plain = distribution(SyntheticJudge(), text, question)
+        answers = [distribution(FaultyJudge(flip=0.05, seed=seed), text, question) for seed in range(2000 * SCALE)]
         flipped = [answer for answer in answers if answer != plain]
         assert len(flipped) / len(answers) == pytest.approx(0.05, abs=0.02), question
         assert all(
@@ -141,11 +145,11 @@ def test_a_flip_takes_another_option_for_the_true_one_as_surely() -> None:
 
 def test_label_mass_and_refusals() -> None:
     judge = SyntheticJudge(label_mass=0.6, refuse=0.1)
-    reads = [judge.read(item, RIGHT) for item in ITEMS]
+    reads = [judge.read(item, asked_of(RIGHT)) for item in ITEMS]
     assert fmean(read.refused for read in reads) == pytest.approx(0.1, abs=0.03)
     assert {(read.refused, round(read.label_mass, 6)) for read in reads} == {(False, 0.6), (True, 0.0006)}
     assert all(sum(read.probabilities) == pytest.approx(1) for read in reads)
-    assert not any(SyntheticJudge().read(item, RIGHT).refused for item in ITEMS[:100])
+    assert not any(SyntheticJudge().read(item, asked_of(RIGHT)).refused for item in ITEMS[:100])
 
 
 def test_invalid_settings_are_errors() -> None:

@@ -16,10 +16,9 @@ from qreward.codecs.rewards.registry import BUILT_IN, CLASSIFY, COMPLETE, EMBED,
 from qreward.errors import AuthenticationFailed, BadRequest, ConfigError, InvalidResponse, RateLimited, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel
-from qreward.testing import FakeEndpoint, FakeFleet, Faults
+from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Scoring
 from qreward.testing.openai_api import vector
-from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of, softmax
-from qreward.testing.text import canonical, digest_of, echo_text
+from qreward.testing.text import canonical, digest_of, echo_text, logits_of, probabilities_of, score_of, softmax
 from qreward.transport.backend import HttpBackend
 from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import Secrets

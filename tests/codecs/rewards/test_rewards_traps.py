@@ -17,8 +17,8 @@ from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE,
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.results import Usage
 from qreward.settings.policies import RewardModel
-from qreward.testing import FakeEndpoint
-from qreward.testing.rewards import Scoring, probabilities_of, score_of
+from qreward.testing import FakeEndpoint, Scoring
+from qreward.testing.text import probabilities_of, score_of
 
 ONE, TWO = call(SCORE, ["a"]), call(SCORE, ["a", "b"])
 

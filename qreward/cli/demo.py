@@ -1,9 +1,12 @@
-"""``qreward demo``: judges a batch of answers on a fleet of fake judges with limits, different speeds and a failing endpoint."""
+"""``qreward demo`` judges a batch of answers on a fleet of fake judges; ``qreward fleet`` runs such a fleet until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.results import BatchResult, BatchStats, Result, endpoints_table
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
+from qreward.testing.hosts import fast_loop
 
 MODEL = "judge-7b"
 INPUT = Path(__file__).with_name("judge_requests.jsonl")
@@ -85,17 +89,17 @@ def report(rows: Sequence[dict[str, Any]], stats: BatchStats) -> str:
 
 
 async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> BatchResult[Any]:
-    """Judge all requests."""
     conversations = [request.messages for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
         return await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=demo)
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the verdicts (default: %(default)s)")
 
 
-def run(args: argparse.Namespace) -> int:
+def demo(args: argparse.Namespace) -> int:
     """Run the demo. Returns 0 if each item has the expected verdict, else 1. Raises ``ConfigError`` if the output cannot be written."""
     requests = [msgspec.json.decode(line, type=DemoRequest) for line in INPUT.read_bytes().splitlines()]
     try:
@@ -110,3 +114,33 @@ def run(args: argparse.Namespace) -> int:
     print(report(rows, batch.stats))
     print(f"written       {args.output}")
     return 0 if all(row["verdict"] == row["expected"] for row in rows) else 1
+
+
+def add_fleet(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=fleet)
+    parser.add_argument(
+        "spec", metavar="SPEC", help="file with the endpoints (.yaml, .json or .toml), as qreward.testing.FakeEndpoint describes them"
+    )
+
+
+def fleet(args: argparse.Namespace) -> int:
+    """Run the fleet until a signal arrives. Raises ``ConfigError`` for an invalid spec or a port that is taken."""
+    running = FakeFleet(args.spec)
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        try:
+            runner.run(_serve(running))
+        except (ConfigError, OSError) as error:
+            raise ConfigError(f"{args.spec}: {getattr(error, 'strerror', None) or error}") from None
+    print(json.dumps({"seen": msgspec.to_builtins([running.seen(name) for name in running.names])}))
+    return 0
+
+
+async def _serve(fleet: FakeFleet) -> None:
+    async with fleet:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop.set)
+        ready = [{"name": each.name, "base_url": each.base_url, "models": each.models} for each in fleet.endpoints]
+        print(json.dumps({"endpoints": ready}), flush=True)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        await stop.wait()

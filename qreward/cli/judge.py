@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from qreward.cli.arguments import add_timeout
+from qreward.cli import add_timeout
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
@@ -26,7 +26,8 @@ from qreward.settings.client import config_from_env
 OUTPUT = Path("calibration.json")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=judge)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     fitting = actions.add_parser(
         "calibrate", help="fit a calibration to labelled items", description="Fit a calibration to labelled items."
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
-def run(args: argparse.Namespace) -> int:
+def judge(args: argparse.Namespace) -> int:
     """Run the action, and return 0. Raises ``ConfigError`` for an invalid file or item, and ``RequestError`` if too many items fail."""
     if args.action == "calibrate":
         _check_output(args.output)

@@ -43,7 +43,8 @@ LIMITS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
 PROGRESS = ("bar", "plain", "json", "none")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run)
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet, or with .gz")
     add("--output", required=True, metavar="PATH", help="file for the results (.jsonl or .jsonl.gz)")

@@ -10,7 +10,8 @@ from qreward.errors import ConfigError
 from qreward.settings.base import with_faults
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=serve)
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"{words.rstrip('.')} (default: {shown})")
 
 
-def run(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1."""
     if importlib.util.find_spec("uvicorn") is None:
         raise ConfigError("the reward server needs uvicorn: pip install 'qreward[server]'")

@@ -12,7 +12,7 @@ import pytest
 
 from qreward.bulk import inputs, requests, settings
 from qreward.cli import main
-from qreward.cli.run import add_arguments
+from qreward.cli.run import add_run
 from qreward.testing import FakeEndpoint, FakeFleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "bulk.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_table_of_options_is_that_of_the_parser() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    add_arguments(parser)
+    add_run(parser)
     options = []
     for action in parser._actions:
         if action.option_strings:

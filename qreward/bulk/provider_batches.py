@@ -97,7 +97,7 @@ class Batch:
 class ProviderBatches:
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
-        self.queue = LineQueue(run.read_on)
+        self.queue = LineQueue(run.most_waiting)
         self._tallies = Tallies()
         self._apis: dict[str, BatchApi] = {}
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
@@ -142,7 +142,7 @@ class ProviderBatches:
                 f"settings; add it again, or {CONTINUE}, which sends its lines again and pays for them twice"
             )
         if source is None or not missing:
-            self._settle(reserved, reserved)
+            self._bulk.settle(reserved, reserved)
             self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.endpoint
@@ -154,10 +154,6 @@ class ProviderBatches:
         batch = Batch(api, self._folder, *of)
         self._files.callback(batch.file.close)
         return batch
-
-    def _settle(self, reserved: Spent, spent: Spent) -> None:
-        self._bulk.budget.settle(reserved, spent)
-        self._bulk.read_on.set()
 
     # the run
 
@@ -396,7 +392,7 @@ class ProviderBatches:
     def _end(self, batch: Batch) -> None:
         """Record the end of a batch. Its lines that were not read from the input count as paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
-            self._settle(batch.reserved, batch.reserved)
+            self._bulk.settle(batch.reserved, batch.reserved)
             self._journal.record_batch(batch.number, provider.END, batch.spent + batch.reserved)
 
     async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
@@ -457,7 +453,7 @@ class ProviderBatches:
     def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:
         """Settle the cost of a failed attempt, and return whether the budget allows the next one. If not, stop the run."""
         spent = self._note(batch, line, failure)
-        self._settle(line.reserved, spent)
+        self._bulk.settle(line.reserved, spent)
         batch.spent += spent
         if self._bulk.budget.reserve(line.reserved):
             return True

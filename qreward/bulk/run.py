@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import WAITING, LineRun
+from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import NOTHING, Spent, highest, upper_bound
 from qreward.bulk.inputs import Input, InputLine, Inputs
 from qreward.bulk.journal import Journal, JournalFull
@@ -24,7 +24,7 @@ from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.reasons import Explanation
-from qreward.results import EndpointStats, Result, dollars, merged_stats
+from qreward.results import EndpointStats, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
@@ -49,7 +49,6 @@ class BulkRun(LineRun):
         self._over = asyncio.Event()
         self._error: BaseException | None = None
         self._read = self._taken = self._resumed = 0
-        self._meter: ProgressMeter | None = None
 
     # stopping
 
@@ -73,12 +72,6 @@ class BulkRun(LineRun):
 
     # lines
 
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> bool:
-        is_kept = super().finish(entry, result, text, spent)
-        if is_kept and self._meter is not None:
-            self._meter.add(result)
-        return is_kept
-
     async def _read_all(self) -> None:
         chunks = self._source.chunks()
         try:
@@ -101,7 +94,7 @@ class BulkRun(LineRun):
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
-                batch.queue.put_nowait(None)
+                await batch.queue.put(None)
 
     async def _take_line(self, line: InputLine, entry: Entry) -> None:
         """Give a line to its batch, as soon as the budget and the batch's queue have room."""
@@ -122,12 +115,8 @@ class BulkRun(LineRun):
         if reserved is None:
             return
         entry.reserved = reserved
-        batch = self._batch_of(entry, kind)
-        while batch.queue.qsize() >= WAITING and self._reason is None:
-            self.read_on.clear()
-            await self.read_on.wait()
         self._taken += 1
-        batch.queue.put_nowait(entry)
+        await self._batch_of(entry, kind).queue.put(entry)
 
     def _route(self, call: WireRequest) -> tuple[Pool | type[ProviderBatches], list[str]]:
         """Return the pool that serves a request, or ``ProviderBatches``, and the names of the endpoints that may take it."""
@@ -165,8 +154,7 @@ class BulkRun(LineRun):
                     return None
                 text = f"the next line of qreward run waits for its budget, which requests in flight hold until they end ({self.budget})"
                 self.runtime.look.reasons[self] = Explanation("", "budget", text, waiting=1)
-                self.read_on.clear()
-                await self.read_on.wait()
+                await self.next_result()
         finally:
             self.runtime.look.reasons.pop(self, None)
         return most
@@ -276,7 +264,7 @@ class BulkRun(LineRun):
 
     def _write(self) -> tuple[Path | None, Path | None]:
         def written(file: OutputFile, ok: bool) -> Path | None:
-            return file.path if file.write(line.result for line in self._journal.in_order() if line.ok == ok) else None
+            return file.path if file.write(line.content for line in self._journal.in_order() if line.ok == ok) else None
 
         return written(self._output, True), written(self._failures, False)
 

@@ -113,7 +113,7 @@ def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> 
             {1: "batch_1", 2: None},
         )
         assert journal.take(0) == (0, True)
-        assert [line.result for line in journal.in_order()] == [b'{"a":1}']
+        assert [line.content for line in journal.in_order()] == [b'{"a":1}']
         journal.close()
 
 

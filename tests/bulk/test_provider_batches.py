@@ -362,7 +362,7 @@ async def test_a_batch_whose_results_do_not_fit_on_the_disk_is_read_again_by_the
     fake, output, put = FakeProvider(service()), tmp_path / "out.jsonl", Journal._put
 
     def full(self: Journal) -> None:
-        if any(record.startswith(b'["D"') for record in self._unwritten):
+        if any(record.startswith(b'["D"') for record in self._unwritten.splitlines()):
             raise OSError(errno.ENOSPC, "No space left on device")
         put(self)
 
@@ -416,7 +416,7 @@ async def test_a_run_that_is_killed_at_any_step_goes_on_without_loss_and_pays_on
     put = Journal._put
 
     def noted(self: Journal) -> None:
-        records = [record[:40] for record in self._unwritten]
+        records = [record[:40] for record in bytes(self._unwritten).splitlines()]
         kill(f"before {records}")
         put(self)
         kill(f"after {records}")

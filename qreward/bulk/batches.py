@@ -10,8 +10,7 @@ from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.report import kind_of_error
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import (
     BadRequest,

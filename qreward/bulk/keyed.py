@@ -27,8 +27,7 @@ from qreward.bulk.journal import (
     read_records,
 )
 from qreward.bulk.outputs import OutputFile, failure_line
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
 from qreward.results import Result, Usage

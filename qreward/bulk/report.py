@@ -1,4 +1,4 @@
-"""The report of a bulk run."""
+"""The report of a bulk run, and that of a dry run."""
 
 from __future__ import annotations
 
@@ -108,3 +108,38 @@ class BulkReport:
         if self.reason is not None:
             lines.append(f"stopped       {self.reason}; run the same command again to continue")
         return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class ModelPlan:
+    endpoints: tuple[str, ...]
+    requests: int = 0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    cost: float | None = None
+    unlimited: int = 0
+
+    def __str__(self) -> str:
+        cost = "" if self.cost is None else f", at most ${self.cost:.4f}"
+        unlimited = f", {self.unlimited} without max_tokens (their cost has no limit)" if self.unlimited else ""
+        tokens = f"about {self.prompt_tokens:.0f} prompt tokens, at most {self.output_tokens:.0f} output tokens"
+        return f"{self.requests} requests, {tokens}{cost}{unlimited}; to {', '.join(self.endpoints)}"
+
+
+@dataclass(slots=True)
+class DryRun:
+    lines: int = 0
+    bad: int = 0
+    faults: list[str] = field(default_factory=list)
+    items: int = 0
+    models: dict[str, ModelPlan] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        found = [f"lines         {self.lines}, {self.bad} of them bad"]
+        found += [f"bad line      {fault}" for fault in self.faults]
+        if self.bad > len(self.faults):
+            found.append(f"              and {self.bad - len(self.faults)} others")
+        if self.items:
+            found.append(f"items         {self.items}, for the scorer")
+        found += [f"{model:13} {plan}" for model, plan in self.models.items()]
+        return "\n".join([*found, "nothing was sent"])

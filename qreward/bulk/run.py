@@ -1,4 +1,5 @@
-"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end."""
+"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end. A dry
+run only reads the input."""
 
 from __future__ import annotations
 
@@ -15,9 +16,8 @@ from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
-from qreward.bulk.report import BulkReport
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.report import BulkReport, DryRun, ModelPlan
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.scorers import AnyScorer, described, unblocked
@@ -30,6 +30,8 @@ from qreward.scheduler.pool import Pool
 
 REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
+SHOWN = 20
+"""Maximum number of bad lines whose error messages a dry run keeps."""
 
 
 class BulkRun(LineRun):
@@ -107,8 +109,9 @@ class BulkRun(LineRun):
                 if reserved is not None:
                     kind = ProviderBatches
                 else:
-                    kind, names = self._route(entry.content)
-                    reserved = await self._reserve(entry.content, names, 1 if kind is ProviderBatches else self.attempts)
+                    pool, names = _route(self.runtime, entry.content, self._settings)
+                    kind = pool or ProviderBatches
+                    reserved = await self._reserve(entry.content, names, 1 if pool is None else self.attempts)
         except QRewardError as error:
             self.fail(entry, error)
             return
@@ -118,29 +121,14 @@ class BulkRun(LineRun):
         self._taken += 1
         await self._batch_of(entry, kind).queue.put(entry)
 
-    def _route(self, call: WireRequest) -> tuple[Pool | type[ProviderBatches], list[str]]:
-        """Return the pool that serves a request, or ``ProviderBatches``, and the names of the endpoints that may take it."""
-        at_provider, takes_batches = self.runtime.fleet.batch_endpoints(call.model), self._settings.provider_batches == "auto"
-        if at_provider and takes_batches and url_of(call) in URLS:
-            return ProviderBatches, [each.name for each in at_provider]
-        try:
-            pool = self.runtime.pool(call.model)
-        except NoEndpoint as error:
-            if not at_provider:
-                raise
-            why = f"a provider batch takes no requests for {url_of(call)}" if takes_batches else "provider_batches is 'never'"
-            raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
-        return pool, [each.name for each in pool.sources]
-
     @property
     def _provider(self) -> ProviderBatches | None:
         return self._batches.get(ProviderBatches)
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
         """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints."""
-        price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
-            one = upper_bound(call, price)
+            one = upper_bound(call, highest(self.runtime.prices, names))
         except ConfigError:
             if self._settings.is_limited:
                 raise
@@ -269,6 +257,27 @@ class BulkRun(LineRun):
         return written(self._output, True), written(self._failures, False)
 
 
+def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
+    read = {Path(name).resolve() for name in inputs}
+    if both := next((path for path in written if path.resolve() in read), None):
+        raise ConfigError(f"{str(both)!r} is an input; name another output")
+
+
+def _route(runtime: Runtime, call: WireRequest, settings: BulkSettings) -> tuple[Pool | None, list[str]]:
+    """Return the pool that serves a request, or None if a provider batch takes it, and the names of the endpoints that may take it."""
+    at_provider, takes_batches = runtime.fleet.batch_endpoints(call.model), settings.provider_batches == "auto"
+    if at_provider and takes_batches and url_of(call) in URLS:
+        return None, [each.name for each in at_provider]
+    try:
+        pool = runtime.pool(call.model)
+    except NoEndpoint as error:
+        if not at_provider:
+            raise
+        why = f"a provider batch takes no requests for {url_of(call)}" if takes_batches else "provider_batches is 'never'"
+        raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
+    return pool, [each.name for each in pool.sources]
+
+
 async def run_bulk(
     client: Client,
     source: Inputs,
@@ -308,8 +317,43 @@ async def run_bulk(
     return await run.run()
 
 
-def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
-    read = {Path(name).resolve() for name in inputs}
-    for path in written:
-        if path.resolve() in read:
-            raise ConfigError(f"{str(path)!r} is an input; name another output")
+def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
+    """Read the whole input and return a report of the requests that a run would send. Raises ``ConfigError``."""
+    checked = BulkSettings(**settings)
+    runtime, reader, found = runtime_of(client), RequestReader(checked, is_scored=is_scored), DryRun()
+    for ordinal, line in enumerate(Input(source).lines()):
+        if not checked.in_shard(range(ordinal, ordinal + 1)):
+            continue
+        if found.lines - found.bad == checked.sample:
+            break
+        found.lines += 1
+        try:
+            entry = Entry(line.digest, line.place)
+            reader.read(line, entry)
+            if is_scored:
+                found.items += 1
+            else:
+                _plan(found, runtime, entry.content, checked)
+        except QRewardError as error:
+            found.bad += 1
+            if len(found.faults) < SHOWN:
+                text = str(error)
+                found.faults.append(text if text.startswith(line.place) else f"{line.place}: {text}")
+    return found
+
+
+def _plan(found: DryRun, runtime: Runtime, call: WireRequest, settings: BulkSettings) -> None:
+    _, names = _route(runtime, call, settings)
+    plan = found.models.setdefault(call.model, ModelPlan(tuple(names)))
+    prompt, output = call.codec.estimate_tokens(call)
+    plan.requests += 1
+    plan.prompt_tokens += prompt
+    plan.output_tokens += output
+    price = highest(runtime.prices, names)
+    try:
+        most = upper_bound(call, price)
+    except ConfigError:
+        plan.unlimited += 1
+        return
+    if price is not None:
+        plan.cost = (plan.cost or 0.0) + most.cost

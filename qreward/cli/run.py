@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from qreward.bulk.dry_run import dry_run
 from qreward.bulk.report import BulkReport
-from qreward.bulk.run import BulkRun, run_bulk
+from qreward.bulk.run import BulkRun, dry_run, run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors

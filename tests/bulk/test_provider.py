@@ -25,8 +25,7 @@ from qreward.bulk.provider import (
     read,
     url_of,
 )
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.codecs.base import Malformed
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
 

@@ -36,8 +36,7 @@ from qreward.bulk.inputs import InputLine, digest_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchApi
 from qreward.bulk.provider_batches import IN_FLIGHT, Batch
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 
 CHAT = [{"role": "user", "content": "hi"}]
 

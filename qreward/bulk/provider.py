@@ -176,12 +176,8 @@ class HeldBatch(msgspec.Struct):
     url: str
     model: str
     tag: str
-    lines: dict[int, tuple[int, float]]  # key -> maximum tokens and cost, in the order of the uploaded file
+    lines: dict[int, Spent]  # key -> maximum cost, zero without ``max_tokens``, in the order of the uploaded file
     id: str | None = None
-
-    def reserved(self, key: int) -> Spent:
-        """Return the maximum cost of a line in the batch. It is zero if the line had no ``max_tokens``."""
-        return Spent(*self.lines[key])
 
 
 END = b"null"

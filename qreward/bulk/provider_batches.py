@@ -109,11 +109,7 @@ class ProviderBatches:
         self._following = self._waiting = 0  # number of batches with a slot, and of those that wait for another batch to end
         self._ended, self._slots = asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
         self._task: asyncio.Task[Any] | None = None  # that of ``run``
-        with ExitStack() as files:  # closes the files of batches if the next one raises
-            self._files = files
-            for number, held in list(journal.held.items()):
-                self._continue_held(number, held)
-            self._files = files.pop_all()
+        self._files = ExitStack()  # closes the files of all batches
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._tallies.stats()
@@ -125,7 +121,7 @@ class ProviderBatches:
     def reserved(self, key: int) -> Spent | None:
         """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
         holder = self._holder(key)
-        return holder.held.reserved(key) if holder is not None and holder.held is not None else None
+        return holder.held.lines[key] if holder is not None and holder.held is not None else None
 
     def _holder(self, key: int) -> Batch | None:
         return next((batch for batch in self._open.values() if batch.held and key in batch.held.lines), None)
@@ -133,7 +129,7 @@ class ProviderBatches:
     def _continue_held(self, number: int, held: HeldBatch) -> None:
         """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
         missing = [key for key in held.lines if not self._journal.is_done(key)]
-        reserved = sum(map(held.reserved, missing), NOTHING)
+        reserved = sum((held.lines[key] for key in missing), NOTHING)
         self._bulk.budget.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
@@ -160,6 +156,8 @@ class ProviderBatches:
     async def run(self) -> None:
         self._task = asyncio.current_task()
         try:
+            for number, held in list(self._journal.held.items()):
+                self._continue_held(number, held)
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self._collect())
         except BaseExceptionGroup as errors:
@@ -217,7 +215,7 @@ class ProviderBatches:
         assert holder.held is not None
         holder.add(entry, request, inputs)
         holder.missing -= 1
-        holder.reserved -= Spent(*holder.held.lines.pop(entry.key))
+        holder.reserved -= holder.held.lines.pop(entry.key)
         if not holder.missing:
             self._group.create_task(self._carry_out(holder))
 
@@ -267,8 +265,7 @@ class ProviderBatches:
             finally:
                 self._following -= 1
                 self._ended.set()
-                if batch.number not in self._open:
-                    batch.file.close()
+                batch.file.close()
 
     async def _submit(self, batch: Batch) -> None:
         api, model = batch.api, batch.model
@@ -279,7 +276,7 @@ class ProviderBatches:
         number = batch.number = self._journal.batches
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
-        lines = {key: (line.reserved.tokens, line.reserved.cost) for key, line in batch.lines.items()}
+        lines = {key: line.reserved for key, line in batch.lines.items()}
         self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
         self._open[number] = batch
         self._bulk.submitted(lines)

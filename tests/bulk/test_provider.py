@@ -84,7 +84,7 @@ def begun(lines: dict[int, tuple[int, float]]) -> bytes:
 def test_a_batch_is_held_from_its_record_to_its_end() -> None:
     held: dict[int, HeldBatch] = {}
     apply_event(held, 4, begun({5: (70, 0.5), 2**60 - 1: (0, 0.0), 9: (30, 0.25)}))
-    assert [held[4].reserved(key) for key in (2**60 - 1, 5, 9)] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
+    assert [held[4].lines[key] for key in (2**60 - 1, 5, 9)] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
     assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4].lines)) == ("p", "t:0", None, [5, 2**60 - 1, 9])
     apply_event(held, 4, b'"batch_1"')
     assert held[4].id == "batch_1"

@@ -21,7 +21,6 @@ from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.scorers import AnyScorer, described, unblocked
-from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.reasons import Explanation
 from qreward.results import EndpointStats, dollars, merged_stats
@@ -35,27 +34,38 @@ SHOWN = 20
 
 
 class BulkRun(LineRun):
-    def __init__(
-        self,
-        runtime: Runtime,
-        source: Input,
-        outputs: tuple[OutputFile, OutputFile],
-        journal: Journal,
-        settings: BulkSettings,
-        reader: RequestReader,
-        scorer: Scorer | None = None,
-    ) -> None:
-        super().__init__(runtime, journal, settings, reader, scorer, journal.done)
-        self._source, (self._output, self._failures) = source, outputs
+    """A run on one input and one output. Raises ``ConfigError`` and ``JournalFull``."""
+
+    def __init__(self, client: Client, source: Inputs, path: Path, settings: BulkSettings, scorer: AnyScorer | None) -> None:
+        runtime, self._source = runtime_of(client), Input(source)
+        if settings.max_cost is not None and not runtime.prices:
+            raise ConfigError(
+                "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
+            )
+        judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
+        self._output = OutputFile(path)
+        self._failures = OutputFile(path.with_name(f"{self._output.stem}.failed.jsonl"))
+        journal_path, inputs = path.with_name(f"{path.name}.journal"), {Path(name).resolve() for name in self._source.names}
+        for written in (path, self._failures.path, journal_path):
+            if written.resolve() in inputs:
+                raise ConfigError(f"{str(written)!r} is an input; name another output")
+        if not journal_path.exists():
+            self._output.check_replaceable()
+            self._failures.check_replaceable()
+        reader = RequestReader(settings, is_scored=judge is not None)
+        shared = settings.shared_settings(self._source.names, None if judge is None else described(judge))
+        force = settings.resume == "force"
+        journal = Journal(journal_path, shared, force=force, retry_failed=settings.retry_failed, start_over=True)
+        super().__init__(runtime, journal, settings, reader, judge, journal.done)
         self._reading: asyncio.Task[Any] | None = None
-        self._over = asyncio.Event()
+        self._is_over = False
         self._error: BaseException | None = None
         self._read = self._taken = self._resumed = 0
 
     # stopping
 
     def stop(self, reason: QRewardError | str) -> None:
-        if not self._over.is_set():
+        if not self._is_over:
             if self._reason is None and self._reading is not None:
                 self._reading.cancel()
             super().stop(reason)
@@ -63,14 +73,13 @@ class BulkRun(LineRun):
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
         self.stop("it was interrupted")
-        self._over.set()
+        for task in self._tasks:
+            task.cancel()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         super()._ended(task)
         if not task.cancelled() and not isinstance(error := task.exception(), JournalFull):
             self._error = self._error or error
-        if not self._tasks:
-            self._over.set()
 
     # lines
 
@@ -174,7 +183,8 @@ class BulkRun(LineRun):
         beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
         self._reading = self._begin(self._read_all())
         try:
-            await self._over.wait()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
         finally:
             if deadline is not None:
                 deadline.cancel()
@@ -185,7 +195,7 @@ class BulkRun(LineRun):
                 await asyncio.wait(tasks)
             if self._meter is not None:
                 self._meter.close()
-            self._over.set()
+            self._is_over = True
         if self._error is not None:
             raise self._error
 
@@ -257,12 +267,6 @@ class BulkRun(LineRun):
         return written(self._output, True), written(self._failures, False)
 
 
-def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
-    read = {Path(name).resolve() for name in inputs}
-    if both := next((path for path in written if path.resolve() in read), None):
-        raise ConfigError(f"{str(both)!r} is an input; name another output")
-
-
 def _route(runtime: Runtime, call: WireRequest, settings: BulkSettings) -> tuple[Pool | None, list[str]]:
     """Return the pool that serves a request, or None if a provider batch takes it, and the names of the endpoints that may take it."""
     at_provider, takes_batches = runtime.fleet.batch_endpoints(call.model), settings.provider_batches == "auto"
@@ -287,32 +291,10 @@ async def run_bulk(
     scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
-    checked = BulkSettings(**settings)
-    runtime, lines, path = runtime_of(client), Input(source), Path(output)
-    if checked.max_cost is not None and not runtime.prices:
-        raise ConfigError(
-            "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
-        )
-    judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
-    written = OutputFile(path)
-    failures = OutputFile(path.with_name(f"{written.stem}.failed.jsonl"))
-    journal_path = path.with_name(f"{path.name}.journal")
-    _check_apart(lines.names, (path, failures.path, journal_path))
-    if not journal_path.exists():
-        for file in (written, failures):
-            file.check_replaceable()
-    reader = RequestReader(checked, is_scored=judge is not None)
     try:
-        journal = Journal(
-            journal_path,
-            checked.shared_settings(lines.names, None if judge is None else described(judge)),
-            force=checked.resume == "force",
-            retry_failed=checked.retry_failed,
-            start_over=True,
-        )
+        run = BulkRun(client, source, Path(output), BulkSettings(**settings), scorer)
     except JournalFull as error:
         return BulkReport(reason=str(error))
-    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, judge)
     on_start(run)
     return await run.run()
 

@@ -183,24 +183,30 @@ class LineRun:
                 batch.stop()
 
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line, unless the next run sends the line."""
+        """Record the result of a line. Stop the run and record none if the next run sends the line: no server can have processed it, or the
+        batch was cancelled or the client closed meanwhile."""
         error = result.error
-        if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
+        is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
+        if is_cut_off and entry.started:
             spent = entry.reserved  # as in the journal, where the line stays without a result
         elif spent is None:
             spent = self._cost_of(entry, result) if entry.started else NOTHING
         self.settle(entry.reserved, spent)
-        if self._leave_to_next_run(entry, result, spent):
+        if error is None:
+            if text is None:
+                names = entry.custom_id, entry.identifier
+                text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
+            self._record(entry, text, result, spent)
             return
-        if error is not None:
+        attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
+        if isinstance(error, BadRequest | ConfigError) or (entry.started and not is_cut_off and _was_processed(error, attempts)):
             if self._scorer is not None and isinstance(error, ConfigError):
                 error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
             self.fail(entry, error, result, spent)
             return
-        if text is None:
-            names = entry.custom_id, entry.identifier
-            text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
-        self._record(entry, text, result, spent)
+        if entry.started and not is_cut_off:
+            self._journal.withdraw(entry.key, spent)
+        self.stop(f"no line can be sent: {error}")
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace a reservation in the budget with the real cost."""
@@ -286,26 +292,9 @@ class LineRun:
         task.add_done_callback(self._ended)
         return task
 
-    def _leave_to_next_run(self, entry: Entry, result: Result[Any], spent: Spent = NOTHING) -> bool:
-        """Stop the run and return True if a failed line has no result yet, so that the next run sends it: no server can have processed it,
-        or the batch was cancelled or the client closed meanwhile."""
-        error = result.error
-        if error is None or isinstance(error, BadRequest | ConfigError):
-            return False
-        is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
-        if entry.started and not is_cut_off:
-            attempts = getattr(error, "attempts", ())  # an item of a judge that shared the request of an equal item has none of its own
-            if _was_processed(error, (*result.attempts, *attempts)):
-                return False
-            self._journal.withdraw(entry.key, spent)
-        self.stop(f"no line can be sent: {error}")
-        return True
-
     def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
         """Record the result of a line, and return the offset of the record."""
         place, error = self._journal.finish(entry.key, text, spent, ok=result.ok), result.error
-        if self._meter is not None:
-            self._meter.add(result)
         self._ok += result.ok
         if error is not None:
             self._failed += 1
@@ -318,6 +307,8 @@ class LineRun:
         if not self._is_flushing:  # all results of one turn of the event loop are written together
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
+        if self._meter is not None:
+            self._meter.add(result)
         return place
 
     def _flush(self) -> None:

@@ -29,7 +29,6 @@ from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestError, 
 from qreward.integrations.trainers.settings import (
     SCORERS,
     VARIABLE,
-    RewardConfig,
     name_source_in_errors,
     read_reward_settings,
     reward_config_of,
@@ -39,7 +38,7 @@ from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, load_config, read_config, without_effect
-from qreward.settings.policies import Endpoint, Limits, Route
+from qreward.settings.policies import Endpoint, Route
 from qreward.spelling import closest
 from qreward.transport.backend import HttpBackend
 from qreward.transport.connection import PASSING, EndpointConnection
@@ -89,8 +88,13 @@ def check(args: argparse.Namespace) -> int:
         config, asked = None, ()
         found["problems"] = [str(error)] if args.config or any(map(os.environ.get, (CONFIG_VARIABLE, *ADDRESSES))) else []
     if args.report:
-        about = machine(args.config)
-        found = {**about, "problems": [*found["problems"], *_few_files(config, about["open_files"])]}
+        found = {**machine(args.config), **found}
+        wanted = SPARE_FILES + sum(each.limits.max_concurrency or 0 for each in (() if config is None else config.endpoints))
+        if (limit := found["open_files"]) is not None and wanted > limit:
+            found["problems"].append(
+                f"the settings allow {wanted - SPARE_FILES} concurrent requests, but the process may open only {limit} files; "
+                f"raise the limit with `ulimit -n {wanted}`, or lower max_concurrency"
+            )
     checked = [] if config is None else asyncio.run(check_all(config, args.timeout, calls=args.call, asked=asked))
     if args.json:
         print(json.dumps((found if args.report else {}) | {"endpoints": checked}, indent=2))
@@ -110,6 +114,13 @@ def machine(file: str | None) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             found[name] = None
     used = file or os.environ.get(CONFIG_VARIABLE)
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        open_files = None if limit == resource.RLIM_INFINITY else limit
+    except ImportError:
+        open_files = None
     others = sorted(name for name in os.environ if name.startswith("QREWARD_"))
     variables = dict.fromkeys((CONFIG_VARIABLE, VARIABLE, *ADDRESSES, *PROXIES, *others))
     return {
@@ -117,26 +128,8 @@ def machine(file: str | None) -> dict[str, Any]:
         "system": f"{platform.platform()}, {os.cpu_count()} CPUs",
         "settings": Secrets().hide(used) if used else next((name for name in ADDRESSES if os.environ.get(name)), None),
         "environment": {name: any(os.environ.get(each) for each in (name, name.lower())) for name in variables},
-        "open_files": _open_files(),
+        "open_files": open_files,
     }
-
-
-def _open_files() -> int | None:
-    try:
-        import resource  # noqa: PLC0415 - not on Windows
-    except ImportError:
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _few_files(config: ClientConfig | None, limit: int | None) -> Iterator[str]:
-    at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
-    if limit is not None and at_once + SPARE_FILES > limit:
-        yield (
-            f"the settings allow {at_once} concurrent requests, but the process may open only {limit} files; "
-            f"raise the limit with `ulimit -n {at_once + SPARE_FILES}`, or lower max_concurrency"
-        )
 
 
 def _about(found: Mapping[str, Any]) -> Iterator[str]:
@@ -158,12 +151,9 @@ def configuration(file: str | None) -> tuple[ClientConfig, tuple[ScorerModel, ..
     if file.startswith(("http://", "https://")):
         raise ConfigError("CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one")
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
-    if content.keys() & {"client", *SCORERS}:
-        return _of_a_scorer(reward_config_of(content, place))
-    return config_of(content, place), ()
-
-
-def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[ScorerModel, ...]]:
+    if not content.keys() & {"client", *SCORERS}:
+        return config_of(content, place), ()
+    found = reward_config_of(content, place)
     config = found.client or config_from_env()
     with name_source_in_errors(found):
         check_reward_config(found, endpoints_by_pattern(config).items())
@@ -586,30 +576,25 @@ def route(args: argparse.Namespace) -> int:
         raise NoEndpoint(f"no route matches the model {args.model!r}; there are routes for {patterns}")
     taken, *others = found
     endpoints = {endpoint.name: endpoint for endpoint in config.endpoints}
-    print(f"{args.model!r} takes the route {taken.pattern!r}: {_reason(taken)}; {taken.strategy} among {len(taken.endpoints)}")
+    reason = "the most specific pattern that matches" if is_glob(taken.pattern) else "an exact name goes first"
+    print(f"{args.model!r} takes the route {taken.pattern!r}: {reason}; {taken.strategy} among {len(taken.endpoints)}")
     for name in taken.endpoints:
-        print(f"  {describe(endpoints[name], taken, args.model)}")
+        print(f"  {_described(endpoints[name], taken, args.model)}")
     for route in others:
         print(f"not used: {route.pattern!r}, which is less specific")
     return 0
 
 
-def _reason(route: Route) -> str:
-    return "the most specific pattern that matches" if is_glob(route.pattern) else "an exact name goes first"
-
-
-def describe(endpoint: Endpoint, route: Route, model: str) -> str:
-    parts = [f"{endpoint.name}  {endpoint.base_url}"]
+def _described(endpoint: Endpoint, route: Route, model: str) -> str:
+    parts, limits = [f"{endpoint.name}  {endpoint.base_url}"], endpoint.limits
     if (renamed := endpoint.model_names.get(model)) is not None:
         parts.append(f"as {renamed!r}")
     weight = route.weights.get(endpoint.name, endpoint.weight)
     if weight != 1:
         parts.append(f"weight {weight:g}")
-    return ", ".join([*parts, _limits(endpoint.limits)])
-
-
-def _limits(limits: Limits) -> str:
-    rates = [f"{name} {value:g}" for name in ("rpm", "tpm") if (value := getattr(limits, name)) is not None]
-    most = f" up to {limits.max_concurrency}" if limits.max_concurrency is not None else ""
-    concurrency = f"concurrency adapts{most}" if limits.adaptive else f"concurrency fixed at {limits.max_concurrency or DEFAULT_LIMIT}"
-    return ", ".join([concurrency, *rates])
+    if limits.adaptive:
+        parts.append("concurrency adapts" + (f" up to {limits.max_concurrency}" if limits.max_concurrency is not None else ""))
+    else:
+        parts.append(f"concurrency fixed at {limits.max_concurrency or DEFAULT_LIMIT}")
+    parts += [f"{name} {value:g}" for name in ("rpm", "tpm") if (value := getattr(limits, name)) is not None]
+    return ", ".join(parts)

@@ -71,31 +71,25 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if all lines succeeded, 1 if some failed, 75 if the same command can continue the run; a dry run 0, or 2 with bad lines."""
-    scorer = _scorer_settings(args)
     settings: dict[str, Any] = {name: getattr(args, name) for name in _NAMES}
     settings |= {name: _text(settings[name]) for name in ("template", "system")}
-    settings |= {"params": dict(map(_parameter, args.set)), **_scheduling(args, scorer)}
+    settings["params"] = dict(map(_parameter, args.set))
+    scorer, timeout = None if args.score is None else RewardConfig(reward_model=args.score), args.timeout
+    if args.judge is not None:
+        scorer = load_reward_config(args.judge)
+        if scorer.rank is not None:
+            raise ConfigError(f"{scorer.place}: rank: the lines of a run are no groups; leave out rank, or use Judge.batch_rank")
+    if scorer is not None:
+        settings |= {"columns": scorer.columns, "priority": scorer.priority}
+        timeout = scorer.deadline if timeout is None else timeout
+    if timeout is not None:
+        settings["timeout"] = timeout
     if args.dry_run:
         return asyncio.run(_try(args, settings, scorer))
     progress = {"bar": True, "plain": "plain", "json": _print_json, "none": False}[args.progress]
     report = asyncio.run(_run(args, settings | {"progress": progress}, scorer))
     print(report)
     return report.exit_code
-
-
-def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
-    if args.judge is not None:
-        config = load_reward_config(args.judge)
-        if config.rank is not None:
-            raise ConfigError(f"{config.place}: rank: the lines of a run are no groups; leave out rank, or use Judge.batch_rank")
-        return config
-    return None if args.score is None else RewardConfig(reward_model=args.score)
-
-
-def _scheduling(args: argparse.Namespace, scorer: RewardConfig | None) -> dict[str, Any]:
-    found = {} if scorer is None else {"columns": scorer.columns, "priority": scorer.priority}
-    timeout = args.timeout if args.timeout is not None or scorer is None else scorer.deadline
-    return found if timeout is None else {**found, "timeout": timeout}
 
 
 def _client(args: argparse.Namespace, scorer: RewardConfig | None) -> QRewardClient:

@@ -9,7 +9,6 @@ from typing import Any
 from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
-from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import (
@@ -298,7 +297,8 @@ class LineRun:
         self._ok += result.ok
         if error is not None:
             self._failed += 1
-            kind = kind_of_error(error)
+            status = getattr(error, "status_code", None)
+            kind = type(error).__name__ + ("" if status is None else f" ({status})")
             times, example = self.errors.get(kind, (0, str(error)))
             self.errors[kind] = times + 1, example
         if self._failed >= ALL_FAILED and not self._ok and not self._done_before:

@@ -51,8 +51,8 @@ Again = list[tuple[Entry, Failure]]
 
 
 class Batch:
-    def __init__(self, api: BatchApi, folder: Path, url: str, model: str, number: int | None = None, held: HeldBatch | None = None) -> None:
-        self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
+    def __init__(self, api: BatchApi, folder: Path, url: str, number: int | None = None, held: HeldBatch | None = None) -> None:
+        self.api, self.url, self.held, self.number = api, url, held, number
         self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
         self.order: list[int] = [] if held is None else list(held.lines)  # the keys in the file, if an earlier run wrote it
         self.lines: dict[int, Entry] = {}
@@ -99,7 +99,7 @@ class ProviderBatches:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
         self.queue = LineQueue(run.most_waiting)
         self._tallies = Tallies()
-        self._apis: dict[str, BatchApi] = {}
+        self._apis: dict[tuple[str, str], BatchApi] = {}  # by endpoint and model
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
         self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
         self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
@@ -142,12 +142,12 @@ class ProviderBatches:
             self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.endpoint
-        batch = self._open[number] = self._new_batch(endpoint, held.url, held.model, number, held)
+        batch = self._open[number] = self._new_batch(endpoint, held.model, held.url, number, held)
         batch.missing, batch.reserved = len(missing), reserved
 
-    def _new_batch(self, endpoint: Endpoint, *of: Any) -> Batch:
-        api = self._apis.get(endpoint.name) or self._apis.setdefault(endpoint.name, BatchApi(endpoint))
-        batch = Batch(api, self._folder, *of)
+    def _new_batch(self, endpoint: Endpoint, model: str, *of: Any) -> Batch:
+        key = endpoint.name, model
+        batch = Batch(self._apis.get(key) or self._apis.setdefault(key, BatchApi(endpoint, model)), self._folder, *of)
         self._files.callback(batch.file.close)
         return batch
 
@@ -226,7 +226,7 @@ class ProviderBatches:
             self._complete(key)
             batch = None
         if batch is None:
-            batch = self._collecting[key] = self._new_batch(endpoint, url, model)
+            batch = self._collecting[key] = self._new_batch(endpoint, model, url)
         batch.add(line, request, inputs)
         if len(batch.lines) >= self._most_lines.get(endpoint.name, provider.LINES):
             self._complete(key)
@@ -268,24 +268,24 @@ class ProviderBatches:
                 batch.file.close()
 
     async def _submit(self, batch: Batch) -> None:
-        api, model = batch.api, batch.model
+        api = batch.api
         batch.file.flush()
-        file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size, model))
+        file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size))
         if self._bulk.is_stopping:
             return
         number = batch.number = self._journal.batches
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
         lines = {key: line.reserved for key, line in batch.lines.items()}
-        self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
+        self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.name, batch.url, api.model, batch.tag, lines)))
         self._open[number] = batch
         self._bulk.submitted(lines)
 
         async def find_or_create() -> BatchObject:
-            return await api.find(batch.tag, model) or await api.create(file, batch.url, batch.tag, model)
+            return await api.find(batch.tag) or await api.create(file, batch.url, batch.tag)
 
         try:
-            created = await api.create(file, batch.url, batch.tag, model)
+            created = await api.create(file, batch.url, batch.tag)
         except CallFailed as failed:  # the provider may have created the batch
             if failed.failure.kind not in TEMPORARY:
                 self._end(batch)
@@ -298,7 +298,7 @@ class ProviderBatches:
         """Search for a batch whose identifier an earlier run did not receive. If the provider does not have it, send its lines again."""
         for wait in (0.0, batch.first_poll):  # the provider may still be creating the batch
             await asyncio.sleep(wait)
-            if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))) is not None:
+            if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag))) is not None:
                 self._name(batch, found)
                 return
         await self._send_rest(batch, batch.take_rest())
@@ -315,7 +315,7 @@ class ProviderBatches:
             await asyncio.sleep(wait)
         while True:
             try:
-                found = await self._repeat(batch, lambda: batch.api.retrieve(name, batch.model))
+                found = await self._repeat(batch, lambda: batch.api.retrieve(name))
             except RequestError as error:
                 if error.status_code != 404 or not self._bulk.force:
                     raise
@@ -339,9 +339,9 @@ class ProviderBatches:
                 await asyncio.sleep(batch.first_poll)  # read the file again, because the missing results were paid
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
-        name, kind = batch.api.endpoint.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
+        name, kind = batch.api.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
         words = f"endpoint {name!r}: provider batch {batch.id} is {found.status}, without a result for this line"
-        nothing, left = Failure(kind, RequestError(words, endpoint=name, model=batch.model)), []  # paid only if the batch is completed
+        nothing, left = Failure(kind, RequestError(words, endpoint=name, model=batch.api.model)), []  # paid only if the batch is completed
         for line, failure in (*again, *((line, nothing) for line in batch.take_rest())):
             if len(line.attempts) + 1 >= self._bulk.attempts:
                 self._fail_line(batch, line, failure)
@@ -355,13 +355,13 @@ class ProviderBatches:
         for number, line in enumerate(lines, 1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            self._put(batch.api.endpoint, batch.url, batch.model, line, batch.request(line), line.content & INPUT_BITS)
+            self._put(batch.api.endpoint, batch.url, batch.api.model, line, batch.request(line), line.content & INPUT_BITS)
         if self._has_all:
             self._complete_all()
 
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
         """Fail the lines that the provider has named, and send the others again; also if its queue was full. Otherwise stop the run."""
-        faults = found.faults
+        faults = (found.errors and found.errors.data) or []
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
         named, written = [fault for fault in faults if fault.line is not None], batch.order or list(batch.lines)
@@ -369,12 +369,12 @@ class ProviderBatches:
             number = fault.line or 0
             line = batch.lines.pop(written[number - 1], None) if 0 < number <= len(written) else None
             if line is not None:
-                text = secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}")
-                error = BadRequest(text, endpoint=batch.api.endpoint.name, model=batch.model)
+                text = secrets.hide(f"endpoint {batch.api.name!r} refused the line: {fault.code}: {fault.message}")
+                error = BadRequest(text, endpoint=batch.api.name, model=batch.api.model)
                 self._fail_line(batch, line, Failure(FailureKind.REFUSED, error))
         if not named and provider.TOO_MANY_TOKENS not in {fault.code for fault in faults}:
             self._end(batch)
-            raise QRewardError(secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the file: {words}"))
+            raise QRewardError(secrets.hide(f"endpoint {batch.api.name!r} refused the file: {words}"))
         if not named and self._following - self._waiting > 1:  # another batch that ends leaves room in the provider's queue
             self._waiting += 1
             self._ended.clear()
@@ -383,7 +383,7 @@ class ProviderBatches:
         elif not named:
             if len(written) == 1:
                 await asyncio.sleep(batch.longest)
-            self._most_lines[batch.api.endpoint.name] = max(1, len(written) // 2)
+            self._most_lines[batch.api.name] = max(1, len(written) // 2)
         await self._send_rest(batch, batch.take_rest())
 
     def _end(self, batch: Batch) -> None:
@@ -411,7 +411,7 @@ class ProviderBatches:
     async def _take_results(self, batch: Batch, file: str, again: Again) -> int:
         """Download a file of results, and return the number of valid results. A repeated download skips results that were taken before."""
         number = good = 0
-        async with aclosing(batch.api.lines(file, batch.model)) as lines:
+        async with aclosing(batch.api.lines(file)) as lines:
             async for content in lines:
                 number += 1
                 if number % AT_ONCE == 0:
@@ -429,7 +429,7 @@ class ProviderBatches:
     def _take_result(self, batch: Batch, line: Entry, found: ResultLine, again: Again) -> None:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
-            name = batch.api.endpoint.name
+            name = batch.api.name
             result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
             self._tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
@@ -443,7 +443,7 @@ class ProviderBatches:
     def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
         spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
-        result: Result[Any] = Result(0, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
+        result: Result[Any] = Result(0, None, error, batch.api.name, 0.0, 0.0, line.attempts)
         self._tallies.add(result)
         self._bulk.finish(line, result, spent=spent)
 
@@ -460,13 +460,13 @@ class ProviderBatches:
     def _note(self, batch: Batch, line: Entry, failure: Failure) -> Spent:
         """Add a failed attempt to a line. Return the attempt's cost: its maximum if the provider may have processed it."""
         status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
-        line.attempts += (AttemptRecord(batch.api.endpoint.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
+        line.attempts += (AttemptRecord(batch.api.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
         return line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING
 
 
 def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
     """Interpret a result like a response that was received from the endpoint directly."""
-    call, response = provider.partial_request(batch.url, batch.model, line.content & INPUT_BITS), found.response
+    call, response = provider.partial_request(batch.url, batch.api.model, line.content & INPUT_BITS), found.response
     connection = batch.api.connection
     status = 200 if response is None else response.status_code
     body = b"" if response is None else bytes(response.body)

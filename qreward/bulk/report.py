@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qreward.errors import RequestError
 from qreward.results import EndpointStats, endpoints_table
 
 FINISHED, SOME_FAILED, GO_ON = 0, 1, 75
@@ -14,11 +13,6 @@ FINISHED, SOME_FAILED, GO_ON = 0, 1, 75
 (``EX_TEMPFAIL`` in ``sysexits.h``)."""
 SHOWN = 500
 """Maximum number of characters of an error's message that are shown."""
-
-
-def kind_of_error(error: Exception) -> str:
-    status = error.status_code if isinstance(error, RequestError) else None
-    return type(error).__name__ + (f" ({status})" if status is not None else "")
 
 
 @dataclass(frozen=True, slots=True)

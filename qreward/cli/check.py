@@ -44,7 +44,6 @@ from qreward.transport.backend import HttpBackend
 from qreward.transport.connection import PASSING, EndpointConnection
 from qreward.transport.redaction import Secrets
 
-FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
 ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 MODELS_SHOWN = 3
@@ -55,23 +54,14 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?!.*extra == [\"'](dev|docs)[\"'])
 
 def add_check(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=check)
-    parser.add_argument(
-        "config",
-        nargs="?",
-        metavar="CONFIG",
-        help=f"configuration file, or the settings file of a trainer (.yaml, .json or .toml; default: {FROM_ENVIRONMENT})",
-    )
+    add, default = parser.add_argument, "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
+    file = f"configuration file, or the settings file of a trainer (.yaml, .json or .toml; default: {default})"
+    add("config", nargs="?", metavar="CONFIG", help=file)
     add_timeout(parser, 5.0, of="endpoint")
-    parser.add_argument(
-        "--call",
-        action="store_true",
-        help="also send one small request to each endpoint, or one for each model that scores if CONFIG is a trainer's file; each has a "
-        "limit of 30 seconds or more",
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="also print versions, where the settings come from, and the limit of open files"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    requests = "one small request to each endpoint, or one for each model that scores if CONFIG is a trainer's file"
+    add("--call", action="store_true", help=f"also send {requests}; each has a limit of 30 seconds or more")
+    add("--report", action="store_true", help="also print versions, where the settings come from, and the limit of open files")
+    add("--json", action="store_true", help="print one JSON document instead of text")
 
 
 def check(args: argparse.Namespace) -> int:
@@ -245,22 +235,6 @@ def endpoints_by_pattern(config: ClientConfig) -> Routes[list[str]]:
     return table
 
 
-class Called(msgspec.Struct):
-    """The models that the requests of ``--call`` asked for, what was answered instead of a chat, and the first error."""
-
-    models: tuple[str, ...] = ()
-    instead: str | None = None
-    error: QRewardError | None = None
-
-    @property
-    def answered(self) -> bool:
-        return bool(self.models) and self.error is None
-
-    @property
-    def status(self) -> int | None:
-        return self.error.status_code if isinstance(self.error, RequestError) else None
-
-
 class Examination:
     """What is known of one endpoint."""
 
@@ -275,7 +249,13 @@ class Examination:
         self.seconds: float | None = None  # of the fastest answer
         self.load = Load()
         self.is_listed = False  # the server has a list of models
-        self.called = Called()
+        self.called: list[str] = []  # the models that the requests of ``--call`` asked for
+        self.instead: str | None = None  # what was answered instead of a chat
+        self.error: QRewardError | None = None  # of the first request that failed
+
+    @property
+    def answered(self) -> bool:
+        return bool(self.called) and self.error is None
 
     # requests
 
@@ -324,18 +304,17 @@ class Examination:
     async def call(self, seconds: float) -> bool:
         """Send one small request for each model that scores, or else for one model. Returns False if no name of a model is known."""
         if self.asked:
-            self.called.models = tuple(each.model for each in self.asked)
+            self.called = [each.model for each in self.asked]
             sent = (self._call(each.model, "scores" if each.scores else "chat", seconds) for each in self.asked)
-            self.called.error = next(filter(None, await asyncio.gather(*sent)), None)
+            self.error = next(filter(None, await asyncio.gather(*sent)), None)
             return True
         if (model := self._model_to_call()) is None:
             return False
         chats = self.endpoint.reward is None and self.kind.chat
-        self.called.models = (model,)
-        self.called.error = await self._call(model, "chat" if chats else "scores", seconds)
-        for what in ("embeddings", "scores") if chats and self.called.status in NO_SUCH_API else ():
+        self.called, self.error = [model], await self._call(model, "chat" if chats else "scores", seconds)
+        for what in ("embeddings", "scores") if chats and self._status() in NO_SUCH_API else ():
             if await self._call(model, what, seconds) is None:
-                self.called = Called((model,), what)
+                self.instead, self.error = what, None
                 break
         return True
 
@@ -368,6 +347,9 @@ class Examination:
 
     # findings
 
+    def _status(self) -> int | None:
+        return self.error.status_code if isinstance(self.error, RequestError) else None
+
     def statuses(self, paths: Iterable[str]) -> list[int]:
         return [self.replies[path].status for path in paths if path in self.replies]
 
@@ -375,10 +357,10 @@ class Examination:
         """Return whether the server accepts the key. A model request counts more than the GET requests."""
         has_key = self.endpoint.api_key is not None or bool(self.endpoint.headers)
         seen = self.statuses(GUARDED)
-        refused = None if self.called.answered else next((status for status in (self.called.status, *seen) if status in (401, 403)), None)
+        refused = None if self.answered else next((status for status in (self._status(), *seen) if status in (401, 403)), None)
         if refused is not None:
             return f"refused ({refused})" if has_key else f"required ({refused})"
-        if self.called.answered or any(200 <= status < 300 for status in seen):
+        if self.answered or any(200 <= status < 300 for status in seen):
             return "not refused" if has_key else "not needed"
         return "?"
 
@@ -387,14 +369,13 @@ class Examination:
         if self.failure is not None:
             yield "unreachable", self.failure
             return
-        called = self.called
         if self.load.ready is False:
             yield "not ready", "it answers that it is not ready; wait until it has loaded its model, or look into its log"
         if moved := next((path for path, reply in self.replies.items() if 300 <= reply.status < 400), None):
             path = "/models" if moved == API_MODELS else moved
             status = self.replies[moved].status
             yield "redirects", f"it redirects ({status} for {path}); redirects are not followed; set base_url to the final address"
-        if not called.answered and (found := self._of_path()):
+        if not self.answered and (found := self._of_path()):
             yield found
         auth = self.auth()
         if auth.startswith("refused"):
@@ -402,9 +383,8 @@ class Examination:
         if auth.startswith("required"):
             remedy = "set api_key, such as ${JUDGE_KEY}, or OPENAI_API_KEY"
             yield f"key {auth}", f"it requires a key, and none was sent ({auth[10:-1]}); {remedy}"
-        if called.error is not None:
-            state = "call failed" + (f" ({called.status})" if called.status else "")
-            yield state, f"a call failed: {called.error}"
+        if self.error is not None:
+            yield f"call failed ({self._status()})" if self._status() else "call failed", f"a call failed: {self.error}"
         kind, seems = self.endpoint.kind, self.seems()
         if seems not in (None, kind) and kind in DISTINCT_KINDS:
             yield "", f"it seems to be a server of kind {seems!r}, not {kind!r}; set kind to {seems!r}"
@@ -412,17 +392,17 @@ class Examination:
 
     def notes(self) -> Iterator[str]:
         """Yield what does not make calls fail."""
-        kind, endpoint, called, seems = self.endpoint.kind, self.endpoint, self.called, self.seems()
+        kind, endpoint, seems = self.endpoint.kind, self.endpoint, self.seems()
         if kind == "openai" and seems is not None:
             yield f"it seems to be a server of kind {seems!r}; with kind {seems!r} it can be asked for scores and for its load"
-        if called.instead is not None:
-            yield f"it answers requests for {called.instead}, and refuses chat completions"
+        if self.instead is not None:
+            yield f"it answers requests for {self.instead}, and refuses chat completions"
         if any(self._was_answered(wanted) for wanted, _ in self._of_models()):
-            for model in called.models:
+            for model in self.called:
                 if not _lists(self.load.models, model):
                     yield f"its list of models has no {model!r}, but it answered a call for this model"
         unlisted = self.replies and not self.is_listed and self.kind.lists_models
-        if unlisted and (called.answered or self._refusal() is None) and not self.auth().startswith(("refused", "required")):
+        if unlisted and (self.answered or self._refusal() is None) and not self.auth().startswith(("refused", "required")):
             yield "it does not list its models, so their names could not be checked; check them with --call"
         if endpoint.probe is not None and not self.kind.probe:
             yield f"probe has no effect: a server of kind {kind!r} has no status route"
@@ -506,7 +486,7 @@ class Examination:
                 yield model, f"it does not serve {model!r}, but {_served(model, served)}; {remedy}"
 
     def _was_answered(self, wanted: str) -> bool:
-        return self.called.answered and any(matches(wanted, model) for model in self.called.models)
+        return self.answered and any(matches(wanted, model) for model in self.called)
 
 
 def _lists(served: Iterable[str], name: str) -> bool:
@@ -531,8 +511,8 @@ async def examine(
     found = Examination(endpoint, config, asked)
     await found.get_all(seconds)
     uncalled = calls and found.replies and not await found.call(max(seconds, CALL_AT_LEAST))
-    load, seems, called, problems = found.load, found.seems(), found.called, list(found.problems())
-    usual = "ready, answered" if called.answered else "ready" if load.ready else "reachable"
+    load, seems, problems = found.load, found.seems(), list(found.problems())
+    usual = "ready, answered" if found.answered else "ready" if load.ready else "reachable"
     state = next((state for state, _ in problems if state), usual)
     why = "no model was called, because no model name is known; add a name without a wildcard to models"
     return {
@@ -551,7 +531,7 @@ async def examine(
         "waiting": load.waiting,
         "verify": endpoint.verify,
         "auth": found.auth(),
-        "called": "answered" if called.answered else "failed" if called.error is not None else None,
+        "called": "answered" if found.answered else "failed" if found.error is not None else None,
         "problems": [text for _, text in problems],
         "notes": [*found.notes(), *([why] if uncalled else [])],
     }

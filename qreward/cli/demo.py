@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,6 @@ TIMEOUT = 120.0
 """Timeout of one request in seconds, including time in the queue. The timeout is many times as long as the whole batch takes."""
 
 
-class DemoRequest(msgspec.Struct, frozen=True):
-    """One line of the input: the messages for the judge, and the expected verdict."""
-
-    id: str
-    messages: list[dict[str, Any]]
-    expected: str
-    category: str = ""
-
-
 class DemoVerdict(msgspec.Struct, frozen=True):
     verdict: str
     score: float
@@ -60,7 +51,7 @@ def demo_fleet(requests: int) -> FakeFleet:
     return FakeFleet([small, limited, mortal], process=True)
 
 
-def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
+def row_of(request: Mapping[str, Any], result: Result[Any]) -> dict[str, Any]:
     """Return one line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
     verdict = score = error = None
     if result.error is not None:
@@ -71,7 +62,7 @@ def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
             verdict, score = answer.verdict, answer.score
         except msgspec.DecodeError as problem:
             error = f"not a verdict: {problem}"
-    found = {"id": request.id, "expected": request.expected, "verdict": verdict, "score": score, "endpoint": result.endpoint}
+    found = {"id": request["id"], "expected": request["expected"], "verdict": verdict, "score": score, "endpoint": result.endpoint}
     return {**found, "attempts": len(result.attempts), "latency": round(result.latency, 4), "error": error}
 
 
@@ -88,8 +79,8 @@ def report(rows: Sequence[dict[str, Any]], stats: BatchStats) -> str:
     )
 
 
-async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> BatchResult[Any]:
-    conversations = [request.messages for request in requests]
+async def judge_all(fleet: FakeFleet, requests: Sequence[Mapping[str, Any]]) -> BatchResult[Any]:
+    conversations = [request["messages"] for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
         return await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
 
@@ -101,7 +92,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 def demo(args: argparse.Namespace) -> int:
     """Run the demo. Returns 0 if each item has the expected verdict, else 1. Raises ``ConfigError`` if the output cannot be written."""
-    requests = [msgspec.json.decode(line, type=DemoRequest) for line in INPUT.read_bytes().splitlines()]
+    requests = [msgspec.json.decode(line) for line in INPUT.read_bytes().splitlines()]
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         output = args.output.open("wb")

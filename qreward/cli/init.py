@@ -59,10 +59,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=init)
     add = parser.add_argument
     add("path", nargs="?", type=Path, metavar="PATH", help=f"file to write, in TOML (default: {DEFAULT})")
-    add(
-        "--endpoint", action="append", dest="endpoints", default=[], metavar="URL",
-        help="root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each (default: OPENAI_BASE_URL, or an example)",
-    )  # fmt: skip
+    root = "root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each (default: OPENAI_BASE_URL, or an example)"
+    add("--endpoint", action="append", dest="endpoints", default=[], metavar="URL", help=root)
     add(
         "--judge",
         metavar="MODEL",

@@ -15,15 +15,11 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
-    parser.add_argument(
-        "scorer",
-        metavar="MODULE:FUNCTION",
-        help="function that is called with lists of completions and of metadata, and returns the rewards",
-    )
-    parser.add_argument(
-        "--token-env", metavar="NAME", help="environment variable that holds the token which callers must send (default: no token)"
-    )
-    parser.add_argument("--token-file", metavar="PATH", help="file that holds the token which callers must send (default: no token)")
+    function = "function that is called with lists of completions and of metadata, and returns the rewards"
+    parser.add_argument("scorer", metavar="MODULE:FUNCTION", help=function)
+    what = "that holds the token which callers must send (default: no token)"
+    parser.add_argument("--token-env", metavar="NAME", help=f"environment variable {what}")
+    parser.add_argument("--token-file", metavar="PATH", help=f"file {what}")
     for name, words in helps().items():
         default = ServerConfig.model_fields[name].default
         if name != "token":

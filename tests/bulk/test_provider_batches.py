@@ -551,7 +551,7 @@ async def test_costs_are_those_of_the_endpoint(tmp_path: Path) -> None:
 
 def test_the_lines_that_are_at_a_provider_at_once_take_less_than_200_megabytes(tmp_path: Path) -> None:
     reader, count = RequestReader(BulkSettings(model="judge-7b")), 2000  # the index of 10 million lines takes 1.24 of the 1.5 GB
-    batch = Batch(BatchApi(endpoint(FakeProvider(service()))), tmp_path, "/v1/chat/completions", "judge-7b")
+    batch = Batch(BatchApi(endpoint(FakeProvider(service())), "judge-7b"), tmp_path, "/v1/chat/completions")
     tracemalloc.start()
     for number in range(count):
         content = json.dumps(chat(number)).encode()

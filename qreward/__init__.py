@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "qreward.batching": ("BatchQueue", "QueueStats", "batch"),
     "qreward.batching.reward_buffer": ("RewardBuffer",),
-    "qreward.bulk.report": ("BulkReport",),
+    "qreward.bulk.outputs": ("BulkReport",),
     "qreward.client": ("QRewardClient",),
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from qreward.batching import QueueStats as QueueStats
     from qreward.batching import batch as batch
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
-    from qreward.bulk.report import BulkReport as BulkReport
+    from qreward.bulk.outputs import BulkReport as BulkReport
     from qreward.client import QRewardClient as QRewardClient
     from qreward.codecs.rewards.answers import RewardScore as RewardScore
     from qreward.codecs.rewards.base import ListCodec as ListCodec

@@ -13,10 +13,9 @@ from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import NOTHING, Spent, highest, upper_bound
 from qreward.bulk.inputs import Input, InputLine, Inputs
 from qreward.bulk.journal import Journal, JournalFull
-from qreward.bulk.outputs import OutputFile
+from qreward.bulk.outputs import BulkReport, DryRun, ModelPlan, OutputFile
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
-from qreward.bulk.report import BulkReport, DryRun, ModelPlan
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError

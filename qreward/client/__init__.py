@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
     from qreward.bulk.inputs import Inputs
-    from qreward.bulk.report import BulkReport
+    from qreward.bulk.outputs import BulkReport
     from qreward.judge.scorers import AnyScorer
     from qreward.live.notebook import LiveView
     from qreward.live.trace import Trace

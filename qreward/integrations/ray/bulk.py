@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from qreward.bulk.keyed import JournalFolder, KeyedRun, RowResult, keyed_settings
-from qreward.bulk.report import BulkReport
+from qreward.bulk.outputs import BulkReport
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError

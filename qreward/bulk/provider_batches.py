@@ -51,14 +51,16 @@ Again = list[tuple[Entry, Failure]]
 
 
 class Batch:
-    def __init__(self, api: BatchApi, folder: Path, url: str, number: int | None = None, held: HeldBatch | None = None) -> None:
-        self.api, self.url, self.held, self.number = api, url, held, number
-        self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
-        self.order: list[int] = [] if held is None else list(held.lines)  # the keys in the file, if an earlier run wrote it
+    def __init__(self, api: BatchApi, folder: Path, url: str) -> None:
+        self.api, self.url, self.tag = api, url, ""
+        self.number: int | None = None  # in the journal
+        self.id: str | None = None  # at the provider
+        self.held: dict[int, Spent] = {}  # key -> maximum cost of the lines that an earlier run sent and this run has not read yet
+        self.order: list[int] = []  # the keys in the file, if an earlier run wrote it
         self.lines: dict[int, Entry] = {}
         self.file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115 - closed with the batch
-        self.size = self.inputs = self.missing = 0
-        self.reserved = self.spent = NOTHING
+        self.size = self.inputs = 0
+        self.spent = NOTHING
         self.since = 0.0
 
     @property
@@ -116,20 +118,20 @@ class ProviderBatches:
 
     def still_running(self) -> tuple[int, int]:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
-        return sum(batch.missing + len(batch.lines) for batch in self._open.values()), len(self._open)
+        return sum(len(batch.held) + len(batch.lines) for batch in self._open.values()), len(self._open)
 
     def reserved(self, key: int) -> Spent | None:
         """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
         holder = self._holder(key)
-        return holder.held.lines[key] if holder is not None and holder.held is not None else None
+        return None if holder is None else holder.held[key]
 
     def _holder(self, key: int) -> Batch | None:
-        return next((batch for batch in self._open.values() if batch.held and key in batch.held.lines), None)
+        return next((batch for batch in self._open.values() if key in batch.held), None)
 
     def _continue_held(self, number: int, held: HeldBatch) -> None:
         """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
-        missing = [key for key in held.lines if not self._journal.is_done(key)]
-        reserved = sum((held.lines[key] for key in missing), NOTHING)
+        missing = {key: most for key, most in held.lines.items() if not self._journal.is_done(key)}
+        reserved = sum(missing.values(), NOTHING)
         self._bulk.budget.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
@@ -142,12 +144,12 @@ class ProviderBatches:
             self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.endpoint
-        batch = self._open[number] = self._new_batch(endpoint, held.model, held.url, number, held)
-        batch.missing, batch.reserved = len(missing), reserved
+        batch = self._open[number] = self._new_batch(endpoint, held.model, held.url)
+        batch.number, batch.tag, batch.id, batch.order, batch.held = number, held.tag, held.id, list(held.lines), missing
 
-    def _new_batch(self, endpoint: Endpoint, model: str, *of: Any) -> Batch:
+    def _new_batch(self, endpoint: Endpoint, model: str, url: str) -> Batch:
         key = endpoint.name, model
-        batch = Batch(self._apis.get(key) or self._apis.setdefault(key, BatchApi(endpoint, model)), self._folder, *of)
+        batch = Batch(self._apis.get(key) or self._apis.setdefault(key, BatchApi(endpoint, model)), self._folder, url)
         self._files.callback(batch.file.close)
         return batch
 
@@ -191,7 +193,7 @@ class ProviderBatches:
         self._has_all = True
         self._complete_all()
         for batch in tuple(self._open.values()):
-            if batch.missing:  # the missing lines were removed from the input, or this run does not read them
+            if batch.held:  # these lines were removed from the input, or this run does not read them
                 self._group.create_task(self._carry_out(batch))
 
     def _add_line(self, entry: Entry) -> None:
@@ -212,11 +214,9 @@ class ProviderBatches:
         if holder is None:
             self._put(endpoint, url, call.model, entry, request, inputs)
             return
-        assert holder.held is not None
         holder.add(entry, request, inputs)
-        holder.missing -= 1
-        holder.reserved -= holder.held.lines.pop(entry.key)
-        if not holder.missing:
+        del holder.held[entry.key]
+        if not holder.held:
             self._group.create_task(self._carry_out(holder))
 
     def _put(self, endpoint: Endpoint, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
@@ -252,7 +252,7 @@ class ProviderBatches:
         async with self._slots:
             self._following += 1
             try:
-                if batch.held is None:
+                if batch.number is None:
                     await self._submit(batch)
                 elif batch.id is None:
                     await self._search(batch)
@@ -311,7 +311,7 @@ class ProviderBatches:
     async def _polled(self, batch: Batch, name: str) -> BatchObject:
         """Poll a batch until it has ended."""
         batch.since, wait = self._loop.time(), batch.first_poll
-        if batch.held is None:
+        if not batch.order:
             await asyncio.sleep(wait)
         while True:
             try:
@@ -337,7 +337,7 @@ class ProviderBatches:
                 if await self._repeat(batch, partial(self._take_results, batch, file, again)) >= least:
                     break
                 await asyncio.sleep(batch.first_poll)  # read the file again, because the missing results were paid
-        if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
+        if self._bulk.is_stopping or (batch.held and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
         name, kind = batch.api.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
         words = f"endpoint {name!r}: provider batch {batch.id} is {found.status}, without a result for this line"
@@ -389,8 +389,9 @@ class ProviderBatches:
     def _end(self, batch: Batch) -> None:
         """Record the end of a batch. Its lines that were not read from the input count as paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
-            self._bulk.settle(batch.reserved, batch.reserved)
-            self._journal.record_batch(batch.number, provider.END, batch.spent + batch.reserved)
+            unread = sum(batch.held.values(), NOTHING)
+            self._bulk.settle(unread, unread)
+            self._journal.record_batch(batch.number, provider.END, batch.spent + unread)
 
     async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, and repeat it after temporary failures, for up to an hour. If no call succeeds, raise the error of the last call."""

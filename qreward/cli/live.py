@@ -11,9 +11,9 @@ from http.client import HTTPException
 from typing import get_args
 
 from qreward.errors import ConfigError
-from qreward.live import view
-from qreward.live.directory import directory, processes, request
-from qreward.live.steer import LIMITS, Action
+from qreward.live import processes as view
+from qreward.live.channel import LIMITS, Action
+from qreward.live.processes import directory, processes, request
 from qreward.settings.client import OVERLAY, keep_limits
 
 LEAST = 0.2

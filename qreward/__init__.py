@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "qreward.batching": ("batch", "BatchQueue", "QueueStats"),
     "qreward.batching.reward_buffer": ("RewardBuffer",),
-    "qreward.bulk.report": ("BulkReport",),
+    "qreward.bulk.outputs": ("BulkReport",),
     "qreward.client": ("QRewardClient",),
     "qreward.codecs.rewards.answers": ("RewardScore",),
     "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # the same names, because type checkers read only statements
     # isort: off
     from qreward.batching import batch as batch, BatchQueue as BatchQueue, QueueStats as QueueStats
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
-    from qreward.bulk.report import BulkReport as BulkReport
+    from qreward.bulk.outputs import BulkReport as BulkReport
     from qreward.client import QRewardClient as QRewardClient
     from qreward.codecs.rewards.answers import RewardScore as RewardScore
     from qreward.codecs.rewards.base import ListCodec as ListCodec, MergeLimits as MergeLimits, ServerKind as ServerKind

@@ -164,7 +164,7 @@ class JudgeBatchOptions(SchedulingOptions, ResultOptions, total=False):
 
 
 class BulkOptions(TypedDict, total=False):
-    """Options of a bulk run; see :class:`~qreward.bulk.settings.BulkSettings`, which validates them."""
+    """Options of a bulk run; see :class:`~qreward.bulk.requests.BulkSettings`, which validates them."""
 
     model: str | None
     params: Mapping[str, Any]

@@ -49,7 +49,7 @@ PURE = ("scheduler", "quota.ledger")
 UPWARD = {
     ("client", "bulk.run"): "client.run; most programs run no bulk",
     ("client", "bulk.inputs"): "for types only",
-    ("client", "bulk.report"): "for types only",
+    ("client", "bulk.outputs"): "for types only",
     ("client", "compat"): "names of QReward 0.1.7, looked up when a program imports one",
     ("client", "judge.types"): "for types only",
     ("live.channel", "runtime"): "for types only",

@@ -33,7 +33,7 @@ class Words:
     build = text
 
 
-REQUEST = demo.DemoRequest("judge-1", [{"role": "user", "content": "?"}], "correct")
+REQUEST = {"id": "judge-1", "messages": [{"role": "user", "content": "?"}], "expected": "correct"}
 STATS = BatchStats(
     items=3,
     ok=2,

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
 from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
-from qreward.bulk.journal import Journal, JournalFull
+from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
-from qreward.bulk.report import kind_of_error
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.engine.batch import BatchWaiter, ResultSettings
 from qreward.errors import (
     BadRequest,
@@ -25,6 +23,7 @@ from qreward.errors import (
     RequestTimeout,
 )
 from qreward.judge.types import Scorer, Verdict, check_finite
+from qreward.progress import ProgressMeter
 from qreward.records import AttemptRecord
 from qreward.results import EndpointStats, Result, Usage, dollars
 from qreward.runtime import Runtime
@@ -33,7 +32,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.task import Attempt
 
 WAITING = 1024
-"""Maximum number of lines in a queue. The input is not read further while a line has to wait for room in its queue."""
+"""Maximum number of lines in a queue. The input is not read further while a line waits for room in its queue."""
 ALL_FAILED = 100
 """Number of failed lines after which the run stops if no line has succeeded. The cause is then probably not in the lines."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
@@ -55,11 +54,7 @@ def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bo
 
 
 class LineQueue(asyncio.Queue["Entry | None"]):
-    """The lines that wait for one batch, which iterates over the queue. ``read_on`` is set whenever a line is taken."""
-
-    def __init__(self, read_on: asyncio.Event) -> None:
-        super().__init__()
-        self._read_on = read_on
+    """The lines that wait for one batch, which iterates over the queue. None ends it."""
 
     def close(self) -> None:
         while not self.empty():
@@ -68,7 +63,6 @@ class LineQueue(asyncio.Queue["Entry | None"]):
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
         while (entry := await self.get()) is not None:
-            self._read_on.set()
             yield entry
 
 
@@ -76,7 +70,7 @@ class ModelBatch(BatchWaiter):
     """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
     def __init__(self, run: LineRun, pool: Pool) -> None:
-        runtime, self.queue = run.runtime, LineQueue(run.read_on)
+        runtime, self.queue = run.runtime, LineQueue(run.most_waiting)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
         self._bulk = run
@@ -112,7 +106,7 @@ class ScorerBatch:
     """Gives the lines to a judge or a reward model. A line is recorded as sent when the scorer takes it."""
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
-        self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.read_on)
+        self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.most_waiting)
         self._entries: dict[int, Entry] = {}
         self._stats: Mapping[str, EndpointStats] = {}
 
@@ -131,8 +125,7 @@ class ScorerBatch:
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
                     return
-                self._bulk.read_on.clear()
-                await self._bulk.read_on.wait()
+                await self._bulk.next_result()
             if not await self._bulk.start(entry):
                 return
             self._entries[index] = entry
@@ -140,7 +133,6 @@ class ScorerBatch:
             yield entry.content
 
     def _on_line(self, result: Result[Verdict]) -> None:
-        self._bulk.read_on.set()
         try:
             if result.ok:
                 check_finite(result.value)
@@ -155,6 +147,8 @@ class ScorerBatch:
 class LineRun:
     """A run that sends lines through batches, one per model, and records each line in a journal."""
 
+    most_waiting = WAITING
+
     def __init__(
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
     ) -> None:
@@ -165,7 +159,8 @@ class LineRun:
         self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self.has_read_all = False
-        self.read_on = asyncio.Event()
+        self._settled = asyncio.Event()  # set when a reservation is settled
+        self._meter: ProgressMeter | None = None
         self._sent = self._sent_again = 0
         self._batches: dict[Any, Any] = {}  # what serves the lines: a pool, None for the scorer, or the class of provider batches
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -185,24 +180,41 @@ class LineRun:
             for batch in self._batches.values():
                 batch.stop()
 
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> bool:
-        """Record the result of a line. Return False if it could not be recorded, or if the next run sends the line."""
-        error, usage = result.error, result.usage if self._scorer is None or not result.ok else result.value.usage
-        if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+        """Record the result of a line. Stop the run and record none if the next run sends the line: no server can have processed it, or the
+        batch was cancelled or the client closed meanwhile."""
+        error = result.error
+        is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
+        if is_cut_off and entry.started:
             spent = entry.reserved  # as in the journal, where the line stays without a result
         elif spent is None:
             spent = self._cost_of(entry, result) if entry.started else NOTHING
-        self.budget.settle(entry.reserved, spent)
-        if self._leave_to_next_run(entry, result, spent):
-            return False
-        if error is not None:
+        self.settle(entry.reserved, spent)
+        if error is None:
+            if text is None:
+                names = entry.custom_id, entry.identifier
+                text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
+            self._record(entry, text, result, spent)
+            return
+        attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
+        if isinstance(error, BadRequest | ConfigError) or (entry.started and not is_cut_off and _was_processed(error, attempts)):
             if self._scorer is not None and isinstance(error, ConfigError):
                 error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
-            return self.fail(entry, error, spent, usage)
-        if text is None:
-            names = entry.custom_id, entry.identifier
-            text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
-        return self._record(entry, text, None, spent, usage)
+            self.fail(entry, error, result, spent)
+            return
+        if entry.started and not is_cut_off:
+            self._journal.withdraw(entry.key, spent)
+        self.stop(f"no line can be sent: {error}")
+
+    def settle(self, reserved: Spent, spent: Spent) -> None:
+        """Replace a reservation in the budget with the real cost."""
+        self.budget.settle(reserved, spent)
+        self._settled.set()
+
+    async def next_result(self) -> None:
+        """Wait until a reservation is settled."""
+        self._settled.clear()
+        await self._settled.wait()
 
     def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
         price, usage = self.runtime.prices.get(result.endpoint or ""), result.usage
@@ -215,10 +227,12 @@ class LineRun:
             return Spent(found.tokens, found.cost or 0.0)
         return Spent(found.tokens, dollars(price, found.prompt_tokens or 0, found.completion_tokens or 0))
 
-    def fail(self, entry: Entry, error: QRewardError, spent: Spent = NOTHING, usage: Usage | None = None) -> bool:
+    def fail(self, entry: Entry, error: QRewardError, result: Result[Any] | None = None, spent: Spent = NOTHING) -> None:
+        """Record the failure of a line. ``result`` is None if no request was made for it."""
         if not str(error).startswith(entry.place):
             error.args = (f"{entry.place}: {error}", *error.args[1:])
-        return self._record(entry, failure_line(entry.custom_id, entry.identifier, error), error, spent, usage)
+        result = result or Result(0, None, error, None, 0.0, 0.0)
+        self._record(entry, failure_line(entry.custom_id, entry.identifier, error), result, spent)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -276,32 +290,14 @@ class LineRun:
         task.add_done_callback(self._ended)
         return task
 
-    def _leave_to_next_run(self, entry: Entry, result: Result[Any], spent: Spent = NOTHING) -> bool:
-        """Stop the run and return True if a failed line has no result yet, so that the next run sends it: no server can have processed it,
-        or the batch was cancelled or the client closed meanwhile."""
-        error = result.error
-        if error is None or isinstance(error, BadRequest | ConfigError):
-            return False
-        is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
-        if entry.started and not is_cut_off:
-            attempts = getattr(error, "attempts", ())  # an item of a judge that shared the request of an equal item has none of its own
-            if _was_processed(error, (*result.attempts, *attempts)):
-                return False
-            self._journal.withdraw(entry.key, spent)
-        self.stop(f"no line can be sent: {error}")
-        return True
-
-    def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:  # noqa: ARG002
-        """Record the result of a line. Return False if the disk is full. ``usage`` is for subclasses."""
-        try:
-            self._journal.finish(entry.key, text, spent, ok=error is None)
-        except JournalFull as full:
-            self.stop(full)
-            return False
-        self._ok += error is None
+    def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
+        """Record the result of a line, and return the offset of the record."""
+        place, error = self._journal.finish(entry.key, text, spent, ok=result.ok), result.error
+        self._ok += result.ok
         if error is not None:
             self._failed += 1
-            kind = kind_of_error(error)
+            status = getattr(error, "status_code", None)
+            kind = type(error).__name__ + ("" if status is None else f" ({status})")
             times, example = self.errors.get(kind, (0, str(error)))
             self.errors[kind] = times + 1, example
         if self._failed >= ALL_FAILED and not self._ok and not self._done_before:
@@ -310,8 +306,9 @@ class LineRun:
         if not self._is_flushing:  # all results of one turn of the event loop are written together
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
-        self.read_on.set()
-        return True
+        if self._meter is not None:
+            self._meter.add(result)
+        return place
 
     def _flush(self) -> None:
         self._is_flushing = False

@@ -72,9 +72,7 @@ class SpendingLimit:
 
     def reserve(self, most: Spent) -> bool:
         """Reserve the maximum cost of a request, and return True. If it could exceed a limit, reserve nothing and return False."""
-        wanted = self.spent + self._reserved + most
-        too_many = self._max_tokens is not None and wanted.tokens > self._max_tokens
-        if too_many or (self._max_cost is not None and wanted.cost > self._max_cost):
+        if not self.affords(self._reserved + most):
             return False
         self.hold(most)
         return True
@@ -93,9 +91,9 @@ class SpendingLimit:
         self._reserved, self.spent = self._reserved - reserved, self.spent + spent
 
 
-def highest(prices: Iterable[Price]) -> Price | None:
-    """Return the highest prompt price and the highest completion price, each of any endpoint; None if there are no prices."""
-    known = list(prices)
+def highest(prices: Mapping[str, Price], names: Iterable[str]) -> Price | None:
+    """Return the highest prompt price and the highest completion price of the named endpoints; None if none has a price."""
+    known = [prices[name] for name in names if name in prices]
     return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
 
 

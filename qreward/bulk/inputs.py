@@ -12,11 +12,11 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -126,13 +126,10 @@ def _matching(name: str) -> list[str]:
 # lines
 
 
-@contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str) -> AbstractContextManager[Any]:
     if name == STANDARD_INPUT:
-        yield sys.stdin.buffer
-    else:
-        with gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb") as file:
-            yield file  # type: ignore[misc]
+        return nullcontext(sys.stdin.buffer)
+    return gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb")
 
 
 def _text_chunks(name: str) -> Iterator[list[InputLine]]:
@@ -140,7 +137,7 @@ def _text_chunks(name: str) -> Iterator[list[InputLine]]:
     number, rest = 0, b""
     try:
         with _opened(name) as file:
-            while data := file.read1(CHUNK):  # type: ignore[attr-defined]
+            while data := file.read1(CHUNK):
                 data = rest + data
                 end = data.rfind(NEWLINE) + 1
                 data, rest = data[:end], data[end:]

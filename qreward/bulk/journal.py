@@ -50,6 +50,10 @@ class Record(NamedTuple):
     spent: Spent
     content: bytes
 
+    @property
+    def ok(self) -> bool:
+        return self.kind == DONE
+
 
 def encode(kind: str, key: int, spent: Spent = NOTHING, content: bytes = b"null") -> bytes:
     """Return the line of a record. ``content`` must be JSON without line breaks. The checksum is the CRC-32 of all that precedes it."""
@@ -74,11 +78,6 @@ class JournalInUse(ConfigError):
     """Raised when another run has the journal open."""
 
 
-class Line(NamedTuple):
-    ok: bool
-    result: bytes
-
-
 class Journal:
     """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
 
@@ -99,15 +98,14 @@ class Journal:
         self._order = array("Q")  # the keys of the lines that were read, in the order of the input
         self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
         self._skips_failed = retry_failed  # the failures of earlier runs
-        self._started: dict[int, Spent] = {}  # key of a line that this run sent and that has no result yet -> its maximum cost
-        self._left_before: dict[int, Spent] = {}  # the same for lines that an earlier run sent
-        self._spent = NOTHING  # tokens and cost of all lines that are in neither of these two mappings
+        self._started: set[int] = set()  # keys of the lines that this run sent and that have no result yet
+        self._left_before: dict[int, Spent] = {}  # key of such a line of an earlier run -> its maximum cost
+        self.spent_before = NOTHING  # what earlier runs spent; a line of theirs without a result counts with its maximum cost
         self.held: dict[int, HeldBatch] = {}
         self.batches = 0
         self._end = self._reserved = 0
         self._largest = 4096
-        self._unwritten: list[bytes] = []  # records that are not written yet
-        self._unwritten_size = 0
+        self._unwritten = bytearray()  # records that are not written yet
         self._unwritten_results: list[int] = []  # keys of the results among them
         self._dirty, self._closing = threading.Event(), threading.Event()
         try:
@@ -118,7 +116,7 @@ class Journal:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
         self.unfinished = frozenset(self._left_before)
-        self.spent_before = sum(self._left_before.values(), self._spent)
+        self.spent_before = sum(self._left_before.values(), self.spent_before)
         self._sync_error: OSError | None = None
         self._syncer = threading.Thread(target=self._sync_often, name="qreward-journal", daemon=True)
         self._syncer.start()
@@ -158,7 +156,7 @@ class Journal:
             raise ConfigError(f"{str(self.path)!r} is not a journal of qreward; name another output, or remove the file")
         os.ftruncate(self._file, 0)
         self._reserve(len(header))
-        self._append(header)
+        self._unwritten += header
         self._put()
         os.fsync(self._file)
         folder = os.open(self.path.parent, os.O_RDONLY)
@@ -167,19 +165,18 @@ class Journal:
 
     def _apply(self, record: Record, place: int) -> None:
         kind, key = record.kind, record.key
+        if kind == STARTED:
+            self.spent_before += self._left_before.pop(key, NOTHING)
+            self._left_before[key] = record.spent
+            return
+        self.spent_before += record.spent
         if kind == BATCH:
-            self._spent += record.spent
             apply_event(self.held, key, record.content)
             self.batches = max(self.batches, key + 1)
             return
-        before = self._left_before.pop(key, NOTHING)
-        if kind == STARTED:
-            self._spent += before
-            self._left_before[key] = record.spent
-            return
-        self._spent += record.spent
+        self._left_before.pop(key, None)
         if kind == DONE or (kind == FAILED and not self._skips_failed):
-            self._index[key] = place << 2 | (kind == DONE)
+            self._index[key] = place << 2 | record.ok
 
     # the lines
 
@@ -198,9 +195,6 @@ class Journal:
         """Return whether a line has a result. With ``retry_failed``, lines that failed in an earlier run have none."""
         return self._index.get(key, 0) > _READ
 
-    def place(self, key: int) -> int:
-        return self._index.get(key, 0) >> 2
-
     def drop_unread(self) -> None:
         """Drop the results of lines that are not in the input any more."""
         if len(self._index) > len(self._order):
@@ -218,7 +212,7 @@ class Journal:
     def started(self) -> int:
         return len(self._started)
 
-    def in_order(self) -> Iterator[Line]:
+    def in_order(self) -> Iterator[Record]:
         """Yield the results in the order of the input. A line with several results yields the last one."""
         with self.path.open("rb") as file:
             for key in self._order:
@@ -227,7 +221,7 @@ class Journal:
                 file.seek(place)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
-                yield Line(record.kind == DONE, record.content)
+                yield record
 
     # while running
 
@@ -237,12 +231,12 @@ class Journal:
             raise self._error_of(self._sync_error)
         found = encode(STARTED, key, most)
         try:
-            self._reserve(self._unwritten_size + len(found) + (1 + len(self._started)) * self._largest)
+            self._reserve(len(self._unwritten) + len(found) + (1 + len(self._started)) * self._largest)
         except OSError as error:
             raise self._error_of(error) from None
-        self._spent += self._left_before.pop(key, NOTHING)
-        self._started[key] = most
-        self._append(found)
+        self._left_before.pop(key, None)
+        self._started.add(key)
+        self._unwritten += found
 
     def write(self) -> None:
         if self._unwritten:
@@ -251,29 +245,27 @@ class Journal:
             except OSError as error:
                 raise self._error_of(error) from None
 
-    def finish(self, key: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> None:
-        """Record the result of a line and its cost. ``write`` or ``flush`` writes the record."""
-        place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, key, spent, result)
+    def finish(self, key: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
+        """Record the result of a line and its cost, and return the offset of the record. ``write`` or ``flush`` writes it."""
+        place = self._end + len(self._unwritten)
+        self._largest = max(self._largest, self._end_line(DONE if ok else FAILED, key, spent, result))
         self._index[key] = place << 2 | self._index.get(key, 0) & _READ | ok
         self._unwritten_results.append(key)
-        self._largest = max(self._largest, size)
+        return place
 
     def withdraw(self, key: int, spent: Spent = NOTHING) -> None:
         """Record that a line is no longer in flight, has no result, and has cost ``spent``."""
-        self._end_of_line(WITHDRAWN, key, spent, b"null")
+        self._end_line(WITHDRAWN, key, spent, b"null")
 
-    def _end_of_line(self, kind: str, key: int, spent: Spent, content: bytes) -> int:
-        spent += self._left_before.pop(key, NOTHING)
-        self._started.pop(key, None)
-        self._spent += spent
-        found = encode(kind, key, spent, content)
-        self._append(found)
+    def _end_line(self, kind: str, key: int, spent: Spent, content: bytes) -> int:
+        found = encode(kind, key, spent + self._left_before.pop(key, NOTHING), content)
+        self._started.discard(key)
+        self._unwritten += found
         return len(found)
 
     def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
         """Record an event of a provider batch, and wait until the record is on the disk. Raises ``JournalFull``."""
-        self._spent += spent
-        self._append(encode(BATCH, number, spent, content))
+        self._unwritten += encode(BATCH, number, spent, content)
         self.write()
         try:
             os.fdatasync(self._file)
@@ -287,10 +279,6 @@ class Journal:
         return not self._unwritten
 
     # writing
-
-    def _append(self, found: bytes) -> None:
-        self._unwritten.append(found)
-        self._unwritten_size += len(found)
 
     def _reserve(self, size: int) -> None:
         exact = self._end + size - self._reserved
@@ -308,13 +296,12 @@ class Journal:
 
     def _put(self) -> None:
         """Write all records that are not written yet. If this raises ``OSError``, the records are kept."""
-        data, written = b"".join(self._unwritten), 0
+        data, written = bytes(self._unwritten), 0
         while written < len(data):
             written += os.pwrite(self._file, data[written:] if written else data, self._end + written)
         self._end += len(data)
         self._unwritten.clear()
         self._unwritten_results.clear()
-        self._unwritten_size = 0
         self._dirty.set()
 
     def _sync_often(self) -> None:

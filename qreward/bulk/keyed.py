@@ -20,7 +20,6 @@ from qreward.bulk.journal import (
     STARTED,
     Journal,
     JournalInUse,
-    Line,
     Record,
     check_header,
     decode,
@@ -28,11 +27,10 @@ from qreward.bulk.journal import (
     read_records,
 )
 from qreward.bulk.outputs import OutputFile, failure_line
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
-from qreward.results import Usage
+from qreward.results import Result, Usage
 from qreward.runtime import Runtime
 
 OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "progress")
@@ -108,7 +106,7 @@ class JournalFolder:
         if kind != STARTED:
             self._started.discard(key)
             if kind == DONE or (kind == FAILED and not self._skips_failed):
-                self.put(key, part, place, ok=kind == DONE)
+                self.put(key, part, place, ok=record.ok)
             return
         self.sent += 1
         had = self._answers.get(key)
@@ -123,16 +121,15 @@ class JournalFolder:
         if had is None or not had & 1:
             self._answers[key] = part << 48 | place << 1 | ok
 
-    def find(self, row: Entry) -> Line | None:
+    def find(self, row: Entry) -> Record | None:
         found = self._answers.get(row.key)
         if found is None:
             return None
         with self._part(found >> 48).open("rb") as file:
             file.seek((found & (1 << 48) - 1) >> 1)
             record = decode(file.readline())
-        result = b"" if record is None else record.content
         # the 128-bit identifier is compared, because two rows may have the same key, although this is unlikely
-        return Line(bool(found & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
+        return record if record is not None and record.content.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
     @property
     def done(self) -> int:
@@ -178,6 +175,8 @@ class JournalFolder:
 class KeyedRun(LineRun):
     """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 
+    most_waiting = 0  # any number: the caller waits for the results
+
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
         self._folder, reader = folder, RequestReader(settings, is_scored=scorer is not None)
         self._part, journal = folder.claim()
@@ -210,31 +209,29 @@ class KeyedRun(LineRun):
         if (waiting := self._waiting.get(entry.key)) is not None:
             return waiting
         if (found := self._folder.find(entry)) is not None:
-            future.set_result(RowResult(found.ok, found.result))
+            future.set_result(RowResult(found.ok, found.content))
             return future
         self._waiting[entry.key] = future
-        pool = None
+        if self._error is not None:
+            self._fail_waiting(self._error)
+            return future
         try:
-            if self._error is not None:
-                self._fail_waiting(self._error)
-                return future
             self._reader.read(line, entry)
-            if self._scorer is None:
-                pool = self.runtime.fleet.pool(entry.content.model)
+            pool = self.runtime.fleet.pool(entry.content.model) if self._scorer is None else None
         except QRewardError as error:
             self.fail(entry, error)
-            return future
-        self._batch_of(pool).queue.put_nowait(entry)
+        else:
+            self._batch_of(pool).queue.put_nowait(entry)
         return future
 
-    def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:
+    def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
         future = self._waiting.pop(entry.key, None)  # first, because recording may stop the run, which fails all waiting rows
-        is_kept = super()._record(entry, text, error, spent, usage)
-        if is_kept:
-            self._folder.put(entry.key, self._part, self._journal.place(entry.key), ok=error is None)
+        place = super()._record(entry, text, result, spent)
+        self._folder.put(entry.key, self._part, place, ok=result.ok)
         if future is not None and not future.done():
-            future.set_result(RowResult(error is None, text, is_kept, usage))
-        return is_kept
+            usage = result.usage if self._scorer is None or not result.ok else result.value.usage
+            future.set_result(RowResult(result.ok, text, usage=usage))
+        return place
 
     # the end
 

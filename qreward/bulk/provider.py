@@ -60,7 +60,7 @@ class BatchFault(msgspec.Struct, frozen=True):
     message: str | None = None
 
 
-class _Faults(msgspec.Struct, frozen=True):
+class BatchFaults(msgspec.Struct, frozen=True):
     data: list[BatchFault] | None = None
 
 
@@ -80,7 +80,7 @@ class BatchObject(msgspec.Struct, frozen=True):
     status: str
     output_file_id: str | None = None
     error_file_id: str | None = None
-    errors: _Faults | None = None
+    errors: BatchFaults | None = None
     metadata: dict[str, Any] | None = None
     request_counts: Counts | None = None
 
@@ -95,11 +95,6 @@ class BatchObject(msgspec.Struct, frozen=True):
     def has_ended(self) -> bool:
         """True if the batch will have no further results. A batch in the state ``cancelling`` still finishes lines."""
         return self.status in ("completed", "expired", "cancelled", "failed")
-
-    @property
-    def faults(self) -> list[BatchFault]:
-        """The reasons why the file of the batch was refused; empty if the file was accepted."""
-        return list((self.errors and self.errors.data) or ()) if self.status == "failed" else []
 
     @property
     def tag(self) -> object:
@@ -176,12 +171,8 @@ class HeldBatch(msgspec.Struct):
     url: str
     model: str
     tag: str
-    lines: dict[int, tuple[int, float]]  # key -> maximum tokens and cost, in the order of the uploaded file
+    lines: dict[int, Spent]  # key -> maximum cost, zero without ``max_tokens``, in the order of the uploaded file
     id: str | None = None
-
-    def reserved(self, key: int) -> Spent:
-        """Return the maximum cost of a line in the batch. It is zero if the line had no ``max_tokens``."""
-        return Spent(*self.lines[key])
 
 
 END = b"null"
@@ -207,13 +198,15 @@ class CallFailed(Exception):
 
 
 class BatchApi:
-    """Calls the Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection."""
+    """Calls the Batch API of one endpoint for one model. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its
+    connection."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self.endpoint, self.name, self.model = endpoint, endpoint.name, model
         self.connection = EndpointConnection(endpoint)
+        self._request = partial_request("/v1/batches", model)
 
-    async def upload(self, file: int, size: int, model: str) -> str:
+    async def upload(self, file: int, size: int) -> str:
         """Upload the first ``size`` bytes of a file, which is open as ``file``. Returns the provider's identifier of the file."""
         boundary = token_hex(16)
         part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
@@ -226,24 +219,21 @@ class BatchApi:
                 yield os.pread(file, min(PIECE, size - offset), offset)
             yield tail
 
-        headers = {
-            "Content-Type": f"multipart/form-data; boundary={boundary}",
-            "Content-Length": str(len(head) + size + len(tail)),
-        }
-        return (await self._call(FileObject, "POST", "/files", model, pieces(), headers)).id
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(len(head) + size + len(tail))}
+        return (await self._call(FileObject, "POST", "/files", pieces(), headers)).id
 
-    async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
+    async def create(self, file: str, url: str, tag: str) -> BatchObject:
         """Create a batch from an uploaded file. If the call fails, the batch may still have been created: search for it with ``find``."""
         wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
-        return await self._call(BatchObject, "POST", "/batches", model, msgspec.json.encode(wanted))
+        return await self._call(BatchObject, "POST", "/batches", msgspec.json.encode(wanted))
 
-    async def retrieve(self, batch: str, model: str) -> BatchObject:
-        return await self._call(BatchObject, "GET", f"/batches/{batch}", model)
+    async def retrieve(self, batch: str) -> BatchObject:
+        return await self._call(BatchObject, "GET", f"/batches/{batch}")
 
-    async def find(self, tag: str, model: str) -> BatchObject | None:
+    async def find(self, tag: str) -> BatchObject | None:
         after = ""
         for _ in range(PAGES):
-            page = await self._call(BatchPage, "GET", f"/batches?limit={PAGE}{after}", model)
+            page = await self._call(BatchPage, "GET", f"/batches?limit={PAGE}{after}")
             if (found := next((batch for batch in page.data if batch.tag == tag), None)) is not None:
                 return found
             if not page.has_more or not page.data:
@@ -251,13 +241,13 @@ class BatchApi:
             after = f"&after={page.data[-1].id}"
         return None
 
-    async def lines(self, file: str, model: str) -> AsyncGenerator[bytes, None]:
+    async def lines(self, file: str) -> AsyncGenerator[bytes, None]:
         path, most = f"/files/{file}/content", self.endpoint.max_response_bytes
         try:
             stream = await self.connection.transport.begin("GET", path, None, None)
             try:
                 if not 200 <= stream.status < 300:
-                    raise self._refused(await stream.read_whole(most), model)
+                    raise self._refused(await stream.read_whole(most))
                 rest = b""
                 while piece := await stream.read():
                     *lines, rest = (rest + piece).split(b"\n")
@@ -271,35 +261,28 @@ class BatchApi:
             finally:
                 await stream.aclose()
         except TransportError as error:
-            raise self._failed(error, model) from None
+            raise self._failed(error) from None
 
     async def aclose(self) -> None:
         await self.connection.aclose()
 
     async def _call(
-        self,
-        kind: type[T],
-        method: str,
-        path: str,
-        model: str,
-        body: bytes | AsyncIterator[bytes] | None = None,
-        headers: dict[str, str] | None = None,
+        self, kind: type[T], method: str, path: str, body: bytes | AsyncIterator[bytes] | None = None, headers: dict[str, str] | None = None
     ) -> T:
         try:
             transport = self.connection.transport
             reply = await (await transport.begin(method, path, body, headers)).read_whole(transport.cap)
         except Exception as error:
-            raise self._failed(error, model) from None
+            raise self._failed(error) from None
         if not 200 <= reply.status < 300:
-            raise self._refused(reply, model)
+            raise self._refused(reply)
         try:
             return read(kind, reply.body)
         except Malformed as error:
-            call = partial_request("/v1/batches", model)
-            raise CallFailed(self.connection.failure_from_body(error, Reply(200, {}, reply.body), call)) from None
+            raise CallFailed(self.connection.failure_from_body(error, Reply(200, {}, reply.body), self._request)) from None
 
-    def _failed(self, error: Exception, model: str) -> CallFailed:
-        return CallFailed(failure_of(error, self.endpoint, partial_request("/v1/batches", model), self.connection))
+    def _failed(self, error: Exception) -> CallFailed:
+        return CallFailed(failure_of(error, self.endpoint, self._request, self.connection))
 
-    def _refused(self, reply: Reply, model: str) -> CallFailed:
-        return CallFailed(self.connection.failure_from_reply(reply, partial_request("/v1/batches", model)))
+    def _refused(self, reply: Reply) -> CallFailed:
+        return CallFailed(self.connection.failure_from_reply(reply, self._request))

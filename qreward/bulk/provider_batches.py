@@ -51,14 +51,16 @@ Again = list[tuple[Entry, Failure]]
 
 
 class Batch:
-    def __init__(self, api: BatchApi, folder: Path, url: str, model: str, number: int | None = None, held: HeldBatch | None = None) -> None:
-        self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
-        self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
-        self.order: list[int] = [] if held is None else list(held.lines)  # the keys in the file, if an earlier run wrote it
+    def __init__(self, api: BatchApi, folder: Path, url: str) -> None:
+        self.api, self.url, self.tag = api, url, ""
+        self.number: int | None = None  # in the journal
+        self.id: str | None = None  # at the provider
+        self.held: dict[int, Spent] = {}  # key -> maximum cost of the lines that an earlier run sent and this run has not read yet
+        self.order: list[int] = []  # the keys in the file, if an earlier run wrote it
         self.lines: dict[int, Entry] = {}
         self.file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115 - closed with the batch
-        self.size = self.inputs = self.missing = 0
-        self.reserved = self.spent = NOTHING
+        self.size = self.inputs = 0
+        self.spent = NOTHING
         self.since = 0.0
 
     @property
@@ -97,9 +99,9 @@ class Batch:
 class ProviderBatches:
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
-        self.queue = LineQueue(run.read_on)
+        self.queue = LineQueue(run.most_waiting)
         self._tallies = Tallies()
-        self._apis: dict[str, BatchApi] = {}
+        self._apis: dict[tuple[str, str], BatchApi] = {}  # by endpoint and model
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
         self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
         self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
@@ -109,31 +111,27 @@ class ProviderBatches:
         self._following = self._waiting = 0  # number of batches with a slot, and of those that wait for another batch to end
         self._ended, self._slots = asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
         self._task: asyncio.Task[Any] | None = None  # that of ``run``
-        with ExitStack() as files:  # closes the files of batches if the next one raises
-            self._files = files
-            for number, held in list(journal.held.items()):
-                self._continue_held(number, held)
-            self._files = files.pop_all()
+        self._files = ExitStack()  # closes the files of all batches
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._tallies.stats()
 
     def still_running(self) -> tuple[int, int]:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
-        return sum(batch.missing + len(batch.lines) for batch in self._open.values()), len(self._open)
+        return sum(len(batch.held) + len(batch.lines) for batch in self._open.values()), len(self._open)
 
     def reserved(self, key: int) -> Spent | None:
         """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
         holder = self._holder(key)
-        return holder.held.reserved(key) if holder is not None and holder.held is not None else None
+        return None if holder is None else holder.held[key]
 
     def _holder(self, key: int) -> Batch | None:
-        return next((batch for batch in self._open.values() if batch.held and key in batch.held.lines), None)
+        return next((batch for batch in self._open.values() if key in batch.held), None)
 
     def _continue_held(self, number: int, held: HeldBatch) -> None:
         """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
-        missing = [key for key in held.lines if not self._journal.is_done(key)]
-        reserved = sum(map(held.reserved, missing), NOTHING)
+        missing = {key: most for key, most in held.lines.items() if not self._journal.is_done(key)}
+        reserved = sum(missing.values(), NOTHING)
         self._bulk.budget.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
@@ -142,28 +140,26 @@ class ProviderBatches:
                 f"settings; add it again, or {CONTINUE}, which sends its lines again and pays for them twice"
             )
         if source is None or not missing:
-            self._settle(reserved, reserved)
+            self._bulk.settle(reserved, reserved)
             self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.endpoint
-        batch = self._open[number] = self._new_batch(endpoint, held.url, held.model, number, held)
-        batch.missing, batch.reserved = len(missing), reserved
+        batch = self._open[number] = self._new_batch(endpoint, held.model, held.url)
+        batch.number, batch.tag, batch.id, batch.order, batch.held = number, held.tag, held.id, list(held.lines), missing
 
-    def _new_batch(self, endpoint: Endpoint, *of: Any) -> Batch:
-        api = self._apis.get(endpoint.name) or self._apis.setdefault(endpoint.name, BatchApi(endpoint))
-        batch = Batch(api, self._folder, *of)
+    def _new_batch(self, endpoint: Endpoint, model: str, url: str) -> Batch:
+        key = endpoint.name, model
+        batch = Batch(self._apis.get(key) or self._apis.setdefault(key, BatchApi(endpoint, model)), self._folder, url)
         self._files.callback(batch.file.close)
         return batch
-
-    def _settle(self, reserved: Spent, spent: Spent) -> None:
-        self._bulk.budget.settle(reserved, spent)
-        self._bulk.read_on.set()
 
     # the run
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
         try:
+            for number, held in list(self._journal.held.items()):
+                self._continue_held(number, held)
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self._collect())
         except BaseExceptionGroup as errors:
@@ -197,7 +193,7 @@ class ProviderBatches:
         self._has_all = True
         self._complete_all()
         for batch in tuple(self._open.values()):
-            if batch.missing:  # the missing lines were removed from the input, or this run does not read them
+            if batch.held:  # these lines were removed from the input, or this run does not read them
                 self._group.create_task(self._carry_out(batch))
 
     def _add_line(self, entry: Entry) -> None:
@@ -218,11 +214,9 @@ class ProviderBatches:
         if holder is None:
             self._put(endpoint, url, call.model, entry, request, inputs)
             return
-        assert holder.held is not None
         holder.add(entry, request, inputs)
-        holder.missing -= 1
-        holder.reserved -= Spent(*holder.held.lines.pop(entry.key))
-        if not holder.missing:
+        del holder.held[entry.key]
+        if not holder.held:
             self._group.create_task(self._carry_out(holder))
 
     def _put(self, endpoint: Endpoint, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
@@ -232,7 +226,7 @@ class ProviderBatches:
             self._complete(key)
             batch = None
         if batch is None:
-            batch = self._collecting[key] = self._new_batch(endpoint, url, model)
+            batch = self._collecting[key] = self._new_batch(endpoint, model, url)
         batch.add(line, request, inputs)
         if len(batch.lines) >= self._most_lines.get(endpoint.name, provider.LINES):
             self._complete(key)
@@ -258,7 +252,7 @@ class ProviderBatches:
         async with self._slots:
             self._following += 1
             try:
-                if batch.held is None:
+                if batch.number is None:
                     await self._submit(batch)
                 elif batch.id is None:
                     await self._search(batch)
@@ -271,28 +265,27 @@ class ProviderBatches:
             finally:
                 self._following -= 1
                 self._ended.set()
-                if batch.number not in self._open:
-                    batch.file.close()
+                batch.file.close()
 
     async def _submit(self, batch: Batch) -> None:
-        api, model = batch.api, batch.model
+        api = batch.api
         batch.file.flush()
-        file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size, model))
+        file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size))
         if self._bulk.is_stopping:
             return
         number = batch.number = self._journal.batches
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
-        lines = {key: (line.reserved.tokens, line.reserved.cost) for key, line in batch.lines.items()}
-        self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
+        lines = {key: line.reserved for key, line in batch.lines.items()}
+        self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.name, batch.url, api.model, batch.tag, lines)))
         self._open[number] = batch
         self._bulk.submitted(lines)
 
         async def find_or_create() -> BatchObject:
-            return await api.find(batch.tag, model) or await api.create(file, batch.url, batch.tag, model)
+            return await api.find(batch.tag) or await api.create(file, batch.url, batch.tag)
 
         try:
-            created = await api.create(file, batch.url, batch.tag, model)
+            created = await api.create(file, batch.url, batch.tag)
         except CallFailed as failed:  # the provider may have created the batch
             if failed.failure.kind not in TEMPORARY:
                 self._end(batch)
@@ -305,7 +298,7 @@ class ProviderBatches:
         """Search for a batch whose identifier an earlier run did not receive. If the provider does not have it, send its lines again."""
         for wait in (0.0, batch.first_poll):  # the provider may still be creating the batch
             await asyncio.sleep(wait)
-            if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))) is not None:
+            if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag))) is not None:
                 self._name(batch, found)
                 return
         await self._send_rest(batch, batch.take_rest())
@@ -318,11 +311,11 @@ class ProviderBatches:
     async def _polled(self, batch: Batch, name: str) -> BatchObject:
         """Poll a batch until it has ended."""
         batch.since, wait = self._loop.time(), batch.first_poll
-        if batch.held is None:
+        if not batch.order:
             await asyncio.sleep(wait)
         while True:
             try:
-                found = await self._repeat(batch, lambda: batch.api.retrieve(name, batch.model))
+                found = await self._repeat(batch, lambda: batch.api.retrieve(name))
             except RequestError as error:
                 if error.status_code != 404 or not self._bulk.force:
                     raise
@@ -344,11 +337,11 @@ class ProviderBatches:
                 if await self._repeat(batch, partial(self._take_results, batch, file, again)) >= least:
                     break
                 await asyncio.sleep(batch.first_poll)  # read the file again, because the missing results were paid
-        if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
+        if self._bulk.is_stopping or (batch.held and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
-        name, kind = batch.api.endpoint.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
+        name, kind = batch.api.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
         words = f"endpoint {name!r}: provider batch {batch.id} is {found.status}, without a result for this line"
-        nothing, left = Failure(kind, RequestError(words, endpoint=name, model=batch.model)), []  # paid only if the batch is completed
+        nothing, left = Failure(kind, RequestError(words, endpoint=name, model=batch.api.model)), []  # paid only if the batch is completed
         for line, failure in (*again, *((line, nothing) for line in batch.take_rest())):
             if len(line.attempts) + 1 >= self._bulk.attempts:
                 self._fail_line(batch, line, failure)
@@ -362,13 +355,13 @@ class ProviderBatches:
         for number, line in enumerate(lines, 1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            self._put(batch.api.endpoint, batch.url, batch.model, line, batch.request(line), line.content & INPUT_BITS)
+            self._put(batch.api.endpoint, batch.url, batch.api.model, line, batch.request(line), line.content & INPUT_BITS)
         if self._has_all:
             self._complete_all()
 
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
         """Fail the lines that the provider has named, and send the others again; also if its queue was full. Otherwise stop the run."""
-        faults = found.faults
+        faults = (found.errors and found.errors.data) or []
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
         named, written = [fault for fault in faults if fault.line is not None], batch.order or list(batch.lines)
@@ -376,12 +369,12 @@ class ProviderBatches:
             number = fault.line or 0
             line = batch.lines.pop(written[number - 1], None) if 0 < number <= len(written) else None
             if line is not None:
-                text = secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}")
-                error = BadRequest(text, endpoint=batch.api.endpoint.name, model=batch.model)
+                text = secrets.hide(f"endpoint {batch.api.name!r} refused the line: {fault.code}: {fault.message}")
+                error = BadRequest(text, endpoint=batch.api.name, model=batch.api.model)
                 self._fail_line(batch, line, Failure(FailureKind.REFUSED, error))
         if not named and provider.TOO_MANY_TOKENS not in {fault.code for fault in faults}:
             self._end(batch)
-            raise QRewardError(secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the file: {words}"))
+            raise QRewardError(secrets.hide(f"endpoint {batch.api.name!r} refused the file: {words}"))
         if not named and self._following - self._waiting > 1:  # another batch that ends leaves room in the provider's queue
             self._waiting += 1
             self._ended.clear()
@@ -390,14 +383,15 @@ class ProviderBatches:
         elif not named:
             if len(written) == 1:
                 await asyncio.sleep(batch.longest)
-            self._most_lines[batch.api.endpoint.name] = max(1, len(written) // 2)
+            self._most_lines[batch.api.name] = max(1, len(written) // 2)
         await self._send_rest(batch, batch.take_rest())
 
     def _end(self, batch: Batch) -> None:
         """Record the end of a batch. Its lines that were not read from the input count as paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
-            self._settle(batch.reserved, batch.reserved)
-            self._journal.record_batch(batch.number, provider.END, batch.spent + batch.reserved)
+            unread = sum(batch.held.values(), NOTHING)
+            self._bulk.settle(unread, unread)
+            self._journal.record_batch(batch.number, provider.END, batch.spent + unread)
 
     async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, and repeat it after temporary failures, for up to an hour. If no call succeeds, raise the error of the last call."""
@@ -418,7 +412,7 @@ class ProviderBatches:
     async def _take_results(self, batch: Batch, file: str, again: Again) -> int:
         """Download a file of results, and return the number of valid results. A repeated download skips results that were taken before."""
         number = good = 0
-        async with aclosing(batch.api.lines(file, batch.model)) as lines:
+        async with aclosing(batch.api.lines(file)) as lines:
             async for content in lines:
                 number += 1
                 if number % AT_ONCE == 0:
@@ -436,7 +430,7 @@ class ProviderBatches:
     def _take_result(self, batch: Batch, line: Entry, found: ResultLine, again: Again) -> None:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
-            name = batch.api.endpoint.name
+            name = batch.api.name
             result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
             self._tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
@@ -450,14 +444,14 @@ class ProviderBatches:
     def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
         spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
-        result: Result[Any] = Result(0, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
+        result: Result[Any] = Result(0, None, error, batch.api.name, 0.0, 0.0, line.attempts)
         self._tallies.add(result)
         self._bulk.finish(line, result, spent=spent)
 
     def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:
         """Settle the cost of a failed attempt, and return whether the budget allows the next one. If not, stop the run."""
         spent = self._note(batch, line, failure)
-        self._settle(line.reserved, spent)
+        self._bulk.settle(line.reserved, spent)
         batch.spent += spent
         if self._bulk.budget.reserve(line.reserved):
             return True
@@ -467,13 +461,13 @@ class ProviderBatches:
     def _note(self, batch: Batch, line: Entry, failure: Failure) -> Spent:
         """Add a failed attempt to a line. Return the attempt's cost: its maximum if the provider may have processed it."""
         status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
-        line.attempts += (AttemptRecord(batch.api.endpoint.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
+        line.attempts += (AttemptRecord(batch.api.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
         return line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING
 
 
 def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
     """Interpret a result like a response that was received from the endpoint directly."""
-    call, response = provider.partial_request(batch.url, batch.model, line.content & INPUT_BITS), found.response
+    call, response = provider.partial_request(batch.url, batch.api.model, line.content & INPUT_BITS), found.response
     connection = batch.api.connection
     status = 200 if response is None else response.status_code
     body = b"" if response is None else bytes(response.body)

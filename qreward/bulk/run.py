@@ -1,4 +1,5 @@
-"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end."""
+"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end. A dry
+run only reads the input."""
 
 from __future__ import annotations
 
@@ -8,51 +9,61 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import WAITING, LineRun
+from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import NOTHING, Spent, highest, upper_bound
 from qreward.bulk.inputs import Input, InputLine, Inputs
 from qreward.bulk.journal import Journal, JournalFull
-from qreward.bulk.outputs import OutputFile
+from qreward.bulk.outputs import BulkReport, DryRun, ModelPlan, OutputFile
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
-from qreward.bulk.report import BulkReport
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
-from qreward.judge.types import AnyScorer, Scorer, described, unblocked
+from qreward.judge.types import AnyScorer, described, unblocked
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Explanation, Result, dollars, merged_stats
+from qreward.results import EndpointStats, Explanation, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
 REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
+SHOWN = 20
+"""Maximum number of bad lines whose error messages a dry run keeps."""
 
 
 class BulkRun(LineRun):
-    def __init__(
-        self,
-        runtime: Runtime,
-        source: Input,
-        outputs: tuple[OutputFile, OutputFile],
-        journal: Journal,
-        settings: BulkSettings,
-        reader: RequestReader,
-        scorer: Scorer | None = None,
-    ) -> None:
-        super().__init__(runtime, journal, settings, reader, scorer, journal.done)
-        self._source, (self._output, self._failures) = source, outputs
+    """A run on one input and one output. Raises ``ConfigError`` and ``JournalFull``."""
+
+    def __init__(self, client: Client, source: Inputs, path: Path, settings: BulkSettings, scorer: AnyScorer | None) -> None:
+        runtime, self._source = runtime_of(client), Input(source)
+        if settings.max_cost is not None and not runtime.prices:
+            raise ConfigError(
+                "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
+            )
+        judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
+        self._output = OutputFile(path)
+        self._failures = OutputFile(path.with_name(f"{self._output.stem}.failed.jsonl"))
+        journal_path, inputs = path.with_name(f"{path.name}.journal"), {Path(name).resolve() for name in self._source.names}
+        for written in (path, self._failures.path, journal_path):
+            if written.resolve() in inputs:
+                raise ConfigError(f"{str(written)!r} is an input; name another output")
+        if not journal_path.exists():
+            self._output.check_replaceable()
+            self._failures.check_replaceable()
+        reader = RequestReader(settings, is_scored=judge is not None)
+        shared = settings.shared_settings(self._source.names, None if judge is None else described(judge))
+        force = settings.resume == "force"
+        journal = Journal(journal_path, shared, force=force, retry_failed=settings.retry_failed, start_over=True)
+        super().__init__(runtime, journal, settings, reader, judge, journal.done)
         self._reading: asyncio.Task[Any] | None = None
-        self._over = asyncio.Event()
+        self._is_over = False
         self._error: BaseException | None = None
         self._read = self._taken = self._resumed = 0
-        self._meter: ProgressMeter | None = None
 
     # stopping
 
     def stop(self, reason: QRewardError | str) -> None:
-        if not self._over.is_set():
+        if not self._is_over:
             if self._reason is None and self._reading is not None:
                 self._reading.cancel()
             super().stop(reason)
@@ -60,22 +71,15 @@ class BulkRun(LineRun):
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
         self.stop("it was interrupted")
-        self._over.set()
+        for task in self._tasks:
+            task.cancel()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         super()._ended(task)
         if not task.cancelled() and not isinstance(error := task.exception(), JournalFull):
             self._error = self._error or error
-        if not self._tasks:
-            self._over.set()
 
     # lines
-
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> bool:
-        is_kept = super().finish(entry, result, text, spent)
-        if is_kept and self._meter is not None:
-            self._meter.add(result)
-        return is_kept
 
     async def _read_all(self) -> None:
         chunks = self._source.chunks()
@@ -99,7 +103,7 @@ class BulkRun(LineRun):
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
-                batch.queue.put_nowait(None)
+                await batch.queue.put(None)
 
     async def _take_line(self, line: InputLine, entry: Entry) -> None:
         """Give a line to its batch, as soon as the budget and the batch's queue have room."""
@@ -112,34 +116,17 @@ class BulkRun(LineRun):
                 if reserved is not None:
                     kind = ProviderBatches
                 else:
-                    kind, names = self._route(entry.content)
-                    reserved = await self._reserve(entry.content, names, 1 if kind is ProviderBatches else self.attempts)
+                    pool, names = _route(self.runtime, entry.content, self._settings)
+                    kind = pool or ProviderBatches
+                    reserved = await self._reserve(entry.content, names, 1 if pool is None else self.attempts)
         except QRewardError as error:
             self.fail(entry, error)
             return
         if reserved is None:
             return
         entry.reserved = reserved
-        batch = self._batch_of(kind)
-        while batch.queue.qsize() >= WAITING and self._reason is None:
-            self.read_on.clear()
-            await self.read_on.wait()
         self._taken += 1
-        batch.queue.put_nowait(entry)
-
-    def _route(self, call: WireRequest) -> tuple[Pool | type[ProviderBatches], list[str]]:
-        """Return the pool that serves a request, or ``ProviderBatches``, and the names of the endpoints that may take it."""
-        at_provider, takes_batches = self.runtime.fleet.batch_endpoints(call.model), self._settings.provider_batches == "auto"
-        if at_provider and takes_batches and url_of(call) in URLS:
-            return ProviderBatches, [each.name for each in at_provider]
-        try:
-            pool = self.runtime.fleet.pool(call.model)
-        except NoEndpoint as error:
-            if not at_provider:
-                raise
-            why = f"a provider batch takes no requests for {url_of(call)}" if takes_batches else "provider_batches is 'never'"
-            raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
-        return pool, [each.name for each in pool.sources]
+        await self._batch_of(kind).queue.put(entry)
 
     @property
     def _provider(self) -> ProviderBatches | None:
@@ -147,9 +134,8 @@ class BulkRun(LineRun):
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
         """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints."""
-        price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
-            one = upper_bound(call, price)
+            one = upper_bound(call, highest(self.runtime.prices, names))
         except ConfigError:
             if self._settings.is_limited:
                 raise
@@ -163,8 +149,7 @@ class BulkRun(LineRun):
                     return None
                 text = f"the next line of qreward run waits for its budget, which requests in flight hold until they end ({self.budget})"
                 self.runtime.look.reasons[self] = Explanation("", "budget", text, waiting=1)
-                self.read_on.clear()
-                await self.read_on.wait()
+                await self.next_result()
         finally:
             self.runtime.look.reasons.pop(self, None)
         return most
@@ -196,7 +181,8 @@ class BulkRun(LineRun):
         beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
         self._reading = self._begin(self._read_all())
         try:
-            await self._over.wait()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
         finally:
             if deadline is not None:
                 deadline.cancel()
@@ -207,7 +193,7 @@ class BulkRun(LineRun):
                 await asyncio.wait(tasks)
             if self._meter is not None:
                 self._meter.close()
-            self._over.set()
+            self._is_over = True
         if self._error is not None:
             raise self._error
 
@@ -274,9 +260,24 @@ class BulkRun(LineRun):
 
     def _write(self) -> tuple[Path | None, Path | None]:
         def written(file: OutputFile, ok: bool) -> Path | None:
-            return file.path if file.write(line.result for line in self._journal.in_order() if line.ok == ok) else None
+            return file.path if file.write(line.content for line in self._journal.in_order() if line.ok == ok) else None
 
         return written(self._output, True), written(self._failures, False)
+
+
+def _route(runtime: Runtime, call: WireRequest, settings: BulkSettings) -> tuple[Pool | None, list[str]]:
+    """Return the pool that serves a request, or None if a provider batch takes it, and the names of the endpoints that may take it."""
+    at_provider, takes_batches = runtime.fleet.batch_endpoints(call.model), settings.provider_batches == "auto"
+    if at_provider and takes_batches and url_of(call) in URLS:
+        return None, [each.name for each in at_provider]
+    try:
+        pool = runtime.fleet.pool(call.model)
+    except NoEndpoint as error:
+        if not at_provider:
+            raise
+        why = f"a provider batch takes no requests for {url_of(call)}" if takes_batches else "provider_batches is 'never'"
+        raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
+    return pool, [each.name for each in pool.sources]
 
 
 async def run_bulk(
@@ -288,38 +289,51 @@ async def run_bulk(
     scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
-    checked = BulkSettings(**settings)
-    runtime, lines, path = runtime_of(client), Input(source), Path(output)
-    if checked.max_cost is not None and not runtime.prices:
-        raise ConfigError(
-            "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
-        )
-    judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
-    written = OutputFile(path)
-    failures = OutputFile(path.with_name(f"{written.stem}.failed.jsonl"))
-    journal_path = path.with_name(f"{path.name}.journal")
-    _check_apart(lines.names, (path, failures.path, journal_path))
-    if not journal_path.exists():
-        for file in (written, failures):
-            file.check_replaceable()
-    reader = RequestReader(checked, is_scored=judge is not None)
     try:
-        journal = Journal(
-            journal_path,
-            checked.shared_settings(lines.names, None if judge is None else described(judge)),
-            force=checked.resume == "force",
-            retry_failed=checked.retry_failed,
-            start_over=True,
-        )
+        run = BulkRun(client, source, Path(output), BulkSettings(**settings), scorer)
     except JournalFull as error:
         return BulkReport(reason=str(error))
-    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, judge)
     on_start(run)
     return await run.run()
 
 
-def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
-    read = {Path(name).resolve() for name in inputs}
-    for path in written:
-        if path.resolve() in read:
-            raise ConfigError(f"{str(path)!r} is an input; name another output")
+def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
+    """Read the whole input and return a report of the requests that a run would send. Raises ``ConfigError``."""
+    checked = BulkSettings(**settings)
+    runtime, reader, found = runtime_of(client), RequestReader(checked, is_scored=is_scored), DryRun()
+    for ordinal, line in enumerate(Input(source).lines()):
+        if not checked.in_shard(range(ordinal, ordinal + 1)):
+            continue
+        if found.lines - found.bad == checked.sample:
+            break
+        found.lines += 1
+        try:
+            entry = Entry(line.digest, line.place)
+            reader.read(line, entry)
+            if is_scored:
+                found.items += 1
+            else:
+                _plan(found, runtime, entry.content, checked)
+        except QRewardError as error:
+            found.bad += 1
+            if len(found.faults) < SHOWN:
+                text = str(error)
+                found.faults.append(text if text.startswith(line.place) else f"{line.place}: {text}")
+    return found
+
+
+def _plan(found: DryRun, runtime: Runtime, call: WireRequest, settings: BulkSettings) -> None:
+    _, names = _route(runtime, call, settings)
+    plan = found.models.setdefault(call.model, ModelPlan(tuple(names)))
+    prompt, output = call.codec.estimate_tokens(call)
+    plan.requests += 1
+    plan.prompt_tokens += prompt
+    plan.output_tokens += output
+    price = highest(runtime.prices, names)
+    try:
+        most = upper_bound(call, price)
+    except ConfigError:
+        plan.unlimited += 1
+        return
+    if price is not None:
+        plan.cost = (plan.cost or 0.0) + most.cost

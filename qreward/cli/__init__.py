@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from math import inf
 
 from qreward import __version__
 from qreward.errors import QRewardError
@@ -17,19 +18,19 @@ from qreward.spelling import did_you_mean
 CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe. A shell reports this status for SIGPIPE."""
 VERBS = {
-    "demo": ("qreward.cli.demo", "judge a batch on fake judges, one of which dies half-way"),
-    "init": ("qreward.cli.init", "write a commented configuration, and the settings of a judge"),
-    "run": ("qreward.cli.run", "send the requests of files and write the results; the same command continues where it stopped"),
-    "check": ("qreward.cli.check", "check each endpoint of a configuration, and say what to change if it cannot serve"),
-    "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
-    "ps": ("qreward.cli.ps", "list the running programs of this user that show themselves"),
-    "top": ("qreward.cli.top", "show what the running programs of this user do, and why requests wait"),
-    "ctl": ("qreward.cli.ctl", "pause, resume, drain, limit or cancel work of a running program"),
-    "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
-    "judge": ("qreward.cli.judge", "calibrate a judge with labelled items, or compare judges"),
-    "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
+    "demo": ("demo", "judge a batch on fake judges, one of which dies half-way"),
+    "init": ("init", "write a commented configuration, and the settings of a judge"),
+    "run": ("run", "send the requests of files and write the results; the same command continues where it stopped"),
+    "check": ("check", "check each endpoint of a configuration, and say what to change if it cannot serve"),
+    "route": ("check", "say which endpoints serve a model, and why"),
+    "ps": ("live", "list the running programs of this user that show themselves"),
+    "top": ("live", "show what the running programs of this user do, and why requests wait"),
+    "ctl": ("live", "pause, resume, drain, limit or cancel work of a running program"),
+    "serve": ("serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
+    "judge": ("judge", "calibrate a judge with labelled items, or compare judges"),
+    "fleet": ("demo", "run fake LLM judges on this machine, until Ctrl-C"),
 }
-"""Verb -> the module of the verb, and the help text of the verb."""
+"""Verb -> the module with its function ``add_<verb>``, which adds the arguments of the verb and sets ``run``, and the help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(f"unknown command {given[0]!r}; {did_you_mean(given[0], VERBS, otherwise='the commands are')}")
     args = made.parse_args(given)
     try:
-        status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
+        status = int(args.run(args))
         sys.stdout.flush()  # raises ``BrokenPipeError`` if the pipe is closed
     except BrokenPipeError:  # the reader, such as `head`, has ended; Python must not flush the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,19 +74,16 @@ def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
             action.complete = how  # type: ignore[attr-defined]
 
 
-def _version() -> str:
-    return f"qreward {__version__} (Python {platform.python_version()})"
-
-
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """Return the parser, also for the reference page and the completion. ``only`` is the verb whose arguments are added; None adds all."""
     made = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
-    made.add_argument("--version", action="version", version=_version(), help="print the versions of qreward and Python")
+    version = f"qreward {__version__} (Python {platform.python_version()})"
+    made.add_argument("--version", action="version", version=version, help="print the versions of qreward and Python")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (module, purpose) in VERBS.items():
         found = verbs.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
         if only in (None, name):
-            importlib.import_module(module).add_arguments(found)
+            getattr(importlib.import_module(f"qreward.cli.{module}"), f"add_{name}")(found)
     if (only or "-")[0] != "-" or importlib.util.find_spec("shtab") is None:
         return made
     import shtab  # noqa: PLC0415 - an extra
@@ -93,3 +91,22 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     shtab.add_argument_to(made, [COMPLETION], help="print a script that completes commands, options and files in this shell")
     _mark_files(made, shtab.FILE)
     return made
+
+
+# arguments of several verbs
+
+
+def add_timeout(parser: argparse.ArgumentParser, default: float, of: str) -> None:
+    """Add ``--timeout SECONDS``. ``of`` names what the limit applies to, such as ``endpoint`` or ``item``."""
+    text = f"limit for each {of} in seconds (default: %(default)g)"
+    parser.add_argument("--timeout", type=_positive_seconds, default=default, metavar="SECONDS", help=text)
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}") from None
+    if not 0 < seconds < inf:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, and finite, not {seconds:g}")
+    return seconds

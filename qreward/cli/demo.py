@@ -1,10 +1,13 @@
-"""``qreward demo``: judges a batch of answers on a fleet of fake judges with limits, different speeds and a failing endpoint."""
+"""``qreward demo`` judges a batch of answers on a fleet of fake judges; ``qreward fleet`` runs such a fleet until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.results import BatchResult, BatchStats, Result, endpoints_table
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
+from qreward.testing.fleet import fast_loop
 
 MODEL = "judge-7b"
 INPUT = Path(__file__).with_name("judge_requests.jsonl")
@@ -25,15 +29,6 @@ SLOTS = 16
 client has to learn it."""
 TIMEOUT = 120.0
 """Timeout of one request in seconds, including time in the queue. The timeout is many times as long as the whole batch takes."""
-
-
-class DemoRequest(msgspec.Struct, frozen=True):
-    """One line of the input: the messages for the judge, and the expected verdict."""
-
-    id: str
-    messages: list[dict[str, Any]]
-    expected: str
-    category: str = ""
 
 
 class DemoVerdict(msgspec.Struct, frozen=True):
@@ -56,7 +51,7 @@ def demo_fleet(requests: int) -> FakeFleet:
     return FakeFleet([small, limited, mortal], process=True)
 
 
-def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
+def row_of(request: Mapping[str, Any], result: Result[Any]) -> dict[str, Any]:
     """Return one line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
     verdict = score = error = None
     if result.error is not None:
@@ -67,7 +62,7 @@ def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
             verdict, score = answer.verdict, answer.score
         except msgspec.DecodeError as problem:
             error = f"not a verdict: {problem}"
-    found = {"id": request.id, "expected": request.expected, "verdict": verdict, "score": score, "endpoint": result.endpoint}
+    found = {"id": request["id"], "expected": request["expected"], "verdict": verdict, "score": score, "endpoint": result.endpoint}
     return {**found, "attempts": len(result.attempts), "latency": round(result.latency, 4), "error": error}
 
 
@@ -84,20 +79,20 @@ def report(rows: Sequence[dict[str, Any]], stats: BatchStats) -> str:
     )
 
 
-async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> BatchResult[Any]:
-    """Judge all requests."""
-    conversations = [request.messages for request in requests]
+async def judge_all(fleet: FakeFleet, requests: Sequence[Mapping[str, Any]]) -> BatchResult[Any]:
+    conversations = [request["messages"] for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
         return await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=demo)
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the verdicts (default: %(default)s)")
 
 
-def run(args: argparse.Namespace) -> int:
+def demo(args: argparse.Namespace) -> int:
     """Run the demo. Returns 0 if each item has the expected verdict, else 1. Raises ``ConfigError`` if the output cannot be written."""
-    requests = [msgspec.json.decode(line, type=DemoRequest) for line in INPUT.read_bytes().splitlines()]
+    requests = [msgspec.json.decode(line) for line in INPUT.read_bytes().splitlines()]
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         output = args.output.open("wb")
@@ -110,3 +105,33 @@ def run(args: argparse.Namespace) -> int:
     print(report(rows, batch.stats))
     print(f"written       {args.output}")
     return 0 if all(row["verdict"] == row["expected"] for row in rows) else 1
+
+
+def add_fleet(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=fleet)
+    parser.add_argument(
+        "spec", metavar="SPEC", help="file with the endpoints (.yaml, .json or .toml), as qreward.testing.FakeEndpoint describes them"
+    )
+
+
+def fleet(args: argparse.Namespace) -> int:
+    """Run the fleet until a signal arrives. Raises ``ConfigError`` for an invalid spec or a port that is taken."""
+    running = FakeFleet(args.spec)
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        try:
+            runner.run(_serve(running))
+        except (ConfigError, OSError) as error:
+            raise ConfigError(f"{args.spec}: {getattr(error, 'strerror', None) or error}") from None
+    print(json.dumps({"seen": msgspec.to_builtins([running.seen(name) for name in running.names])}))
+    return 0
+
+
+async def _serve(fleet: FakeFleet) -> None:
+    async with fleet:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop.set)
+        ready = [{"name": each.name, "base_url": each.base_url, "models": each.models} for each in fleet.endpoints]
+        print(json.dumps({"endpoints": ready}), flush=True)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        await stop.wait()

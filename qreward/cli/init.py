@@ -54,13 +54,12 @@ range = [0, 1]                                # the rewards for the lowest and t
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_init(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=init)
     add = parser.add_argument
     add("path", nargs="?", type=Path, metavar="PATH", help=f"file to write, in TOML (default: {DEFAULT})")
-    add(
-        "--endpoint", action="append", dest="endpoints", default=[], metavar="URL",
-        help="root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each (default: OPENAI_BASE_URL, or an example)",
-    )  # fmt: skip
+    root = "root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each (default: OPENAI_BASE_URL, or an example)"
+    add("--endpoint", action="append", dest="endpoints", default=[], metavar="URL", help=root)
     add(
         "--judge",
         metavar="MODEL",
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace files that exist")
 
 
-def run(args: argparse.Namespace) -> int:
+def init(args: argparse.Namespace) -> int:
     """Write the files, and return 0. If a file exists or a setting is wrong, raise ``ConfigError`` and write nothing."""
     path = args.path or Path(DEFAULT)
     present = args.path or Path(usual_file() or DEFAULT)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from qreward.cli.arguments import add_timeout
+from qreward.cli import add_timeout
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import scorer_of
@@ -25,41 +25,35 @@ from qreward.settings.client import config_from_env
 OUTPUT = Path("calibration.json")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=judge)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    fitting = actions.add_parser(
-        "calibrate", help="fit a calibration to labelled items", description="Fit a calibration to labelled items."
-    )
-    fitting.add_argument("gold", metavar="GOLD", help="file with one item with a 'label' in each line (.jsonl)")
-    fitting.add_argument("--config", required=True, metavar="FILE", help="file with the settings of client and judge, as for trainers")
-    fitting.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the calibration (default: %(default)s)")
-    fitting.add_argument(
-        "--method", choices=("auto", *METHODS), default="auto", help="how the calibration is fitted (default: %(default)s)"
-    )
-    fitting.add_argument(
-        "--scale", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help="lowest and highest label (default: 0 1)"
-    )
+    words = "fit a calibration to labelled items"
+    fitting = actions.add_parser("calibrate", help=words, description=f"{words.capitalize()}.")
+    add = fitting.add_argument
+    add("gold", metavar="GOLD", help="file with one item with a 'label' in each line (.jsonl)")
+    add("--config", required=True, metavar="FILE", help="file with the settings of client and judge, as for trainers")
+    add("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the calibration (default: %(default)s)")
+    add("--method", choices=("auto", *METHODS), default="auto", help="how the calibration is fitted (default: %(default)s)")
+    scale = "lowest and highest label (default: 0 1)"
+    add("--scale", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help=scale)
     comparing = actions.add_parser(
         "report",
         help="say how far judges agree, and what biases they have; or what the verdicts of a trainer say",
         description="Say how far judges agree, and what biases they have. Without --config, say what the verdicts of a trainer say.",
     )
-    comparing.add_argument(
-        "items",
-        metavar="FILE",
-        help="file with one item in each line, with a 'response', or with 'first' and 'second'; or the file of the setting 'verdicts'",
-    )
-    comparing.add_argument(
-        "--config", action="append", metavar="FILE", help="file with the settings of client and judge; once for each judge"
-    )
-    comparing.add_argument("--step", type=int, metavar="N", help="only the verdicts of this step of the trainer (default: all)")
-    comparing.add_argument("--last", type=float, metavar="SECONDS", help="only the verdicts of the last seconds of the file (default: all)")
+    add = comparing.add_argument
+    items = "file with one item in each line, with a 'response', or with 'first' and 'second'; or the file of the setting 'verdicts'"
+    add("items", metavar="FILE", help=items)
+    add("--config", action="append", metavar="FILE", help="file with the settings of client and judge; once for each judge")
+    add("--step", type=int, metavar="N", help="only the verdicts of this step of the trainer (default: all)")
+    add("--last", type=float, metavar="SECONDS", help="only the verdicts of the last seconds of the file (default: all)")
     for each in (fitting, comparing):
         add_timeout(each, 120.0, of="item")
         each.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
-def run(args: argparse.Namespace) -> int:
+def judge(args: argparse.Namespace) -> int:
     """Run the action, and return 0. Raises ``ConfigError`` for an invalid file or item, and ``RequestError`` if too many items fail."""
     if args.action == "calibrate":
         _check_output(args.output)

@@ -6,18 +6,14 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
 
-from qreward.bulk.dry_run import dry_run
-from qreward.bulk.report import BulkReport
-from qreward.bulk.run import BulkRun, run_bulk
+from qreward.bulk.run import BulkRun, dry_run, run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.rewarder import scorer_of
 from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
 from qreward.live.channel import show_if_wanted
 from qreward.progress import Progress
@@ -27,22 +23,10 @@ _NAMES = (
     "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "retry_failed", "resume", "provider_batches",
 )  # fmt: skip
 """Settings whose option on the command line has the name of the setting, such as ``--max-cost`` for ``max_cost``."""
-LIMITS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    (
-        "timeout",
-        float,
-        "SECONDS",
-        "limit for one line in seconds, from when an endpoint takes it (default: 600, or the deadline of --judge)",
-    ),
-    ("deadline", float, "SECONDS", "seconds after which no more requests are sent; those in flight are finished (default: none)"),
-    ("max-cost", float, "DOLLARS", "maximum US dollars of all runs with this output; in flight, max_tokens count (default: no limit)"),
-    ("max-tokens", int, "TOKENS", "maximum number of tokens, prompts included, of all runs with this output (default: no limit)"),
-    ("sample", int, "N", "stop after N lines; the next run continues with the others (default: all lines)"),
-)
-PROGRESS = ("bar", "plain", "json", "none")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run)
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet, or with .gz")
     add("--output", required=True, metavar="PATH", help="file for the results (.jsonl or .jsonl.gz)")
@@ -55,8 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scorer = parser.add_mutually_exclusive_group()
     scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item, with the judge of this trainer's settings file")
     scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
-    for name, kind, unit, words in LIMITS:
-        add(f"--{name}", type=kind, metavar=unit, help=words)
+    limit = "limit for one line in seconds, from when an endpoint takes it (default: 600, or the deadline of --judge)"
+    add("--timeout", type=float, metavar="SECONDS", help=limit)
+    deadline = "seconds after which no more requests are sent; those in flight are finished (default: none)"
+    add("--deadline", type=float, metavar="SECONDS", help=deadline)
+    cost = "maximum US dollars of all runs with this output; in flight, max_tokens count (default: no limit)"
+    add("--max-cost", type=float, metavar="DOLLARS", help=cost)
+    tokens = "maximum number of tokens, prompts included, of all runs with this output (default: no limit)"
+    add("--max-tokens", type=int, metavar="TOKENS", help=tokens)
+    add("--sample", type=int, metavar="N", help="stop after N lines; the next run continues with the others (default: all lines)")
     add("--shard", type=_shard, metavar="I/N", help="only every N-th line, beginning with line I, such as 1/4 (default: all lines)")
     add("--retry-failed", action="store_true", help="send again the lines that failed in an earlier run")
     changed = "force continues although the names of the input or the settings have changed; auto refuses that (default: %(default)s)"
@@ -65,66 +56,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--provider-batches", choices=("auto", "never"), default="auto", help=batches)
     add("--trace", metavar="FILE", help="write the attempts as Chrome trace JSON, for https://ui.perfetto.dev")
     add("--dry-run", action="store_true", help="read the input, send nothing, and print what would be sent")
-    add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
+    shown = "how the progress is shown on standard error (default: %(default)s)"
+    add("--progress", choices=("bar", "plain", "json", "none"), default="bar", help=shown)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if all lines succeeded, 1 if some failed, 75 if the same command can continue the run; a dry run 0, or 2 with bad lines."""
-    scorer = _scorer_settings(args)
     settings: dict[str, Any] = {name: getattr(args, name) for name in _NAMES}
     settings |= {name: _text(settings[name]) for name in ("template", "system")}
-    settings |= {"params": dict(map(_parameter, args.set)), **_scheduling(args, scorer)}
-    if args.dry_run:
-        return asyncio.run(_try(args, settings, scorer))
-    progress = {"bar": True, "plain": "plain", "json": _print_json, "none": False}[args.progress]
-    report = asyncio.run(_run(args, settings | {"progress": progress}, scorer))
+    settings["params"] = dict(map(_parameter, args.set))
+    scorer, timeout = None if args.score is None else RewardConfig(reward_model=args.score), args.timeout
+    if args.judge is not None:
+        scorer = load_reward_config(args.judge)
+        if scorer.rank is not None:
+            raise ConfigError(f"{scorer.place}: rank: the lines of a run are no groups; leave out rank, or use Judge.batch_rank")
+    if scorer is not None:
+        settings |= {"columns": scorer.columns, "priority": scorer.priority}
+        timeout = scorer.deadline if timeout is None else timeout
+    if timeout is not None:  # otherwise the default of the settings
+        settings["timeout"] = timeout
+    settings["progress"] = {"bar": True, "plain": "plain", "json": _print_json, "none": False}[args.progress]
+    return asyncio.run(_run(args, settings, scorer))
+
+
+async def _run(args: argparse.Namespace, settings: dict[str, Any], config: RewardConfig | None) -> int:
+    found = args.config or (None if config is None else config.client)
+    client = QRewardClient.from_env() if found is None else QRewardClient.from_config(found)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(client)
+        scorer: Any = None
+        if config is not None:
+            scorer = scorer_of(config, client)
+            stack.push_async_callback(scorer.aclose)
+        if args.dry_run:
+            plan = dry_run(client, args.input, settings, is_scored=scorer is not None)
+            print(plan)
+            return 2 if plan.bad else 0
+        show_if_wanted(runtime_of(client), default=True)
+        if args.trace is not None:
+            stack.enter_context(client.trace(args.trace))
+        report = await run_bulk(client, args.input, args.output, settings, scorer=scorer, on_start=_stop_on_interrupt)
     print(report)
     return report.exit_code
-
-
-def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
-    if args.judge is not None:
-        config = load_reward_config(args.judge)
-        if config.rank is not None:
-            raise ConfigError(f"{config.place}: rank: the lines of a run are no groups; leave out rank, or use Judge.batch_rank")
-        return config
-    return None if args.score is None else RewardConfig(reward_model=args.score)
-
-
-def _scheduling(args: argparse.Namespace, scorer: RewardConfig | None) -> dict[str, Any]:
-    found = {} if scorer is None else {"columns": scorer.columns, "priority": scorer.priority}
-    timeout = args.timeout if args.timeout is not None or scorer is None else scorer.deadline
-    return found if timeout is None else {**found, "timeout": timeout}
-
-
-def _client(args: argparse.Namespace, scorer: RewardConfig | None) -> QRewardClient:
-    if args.config is not None:
-        return QRewardClient.from_config(args.config)
-    if scorer is not None and scorer.client is not None:
-        return QRewardClient.from_config(scorer.client)
-    return QRewardClient.from_env()
-
-
-async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> int:
-    async with _client(args, scorer) as client:
-        if scorer is not None:
-            scorer_of(scorer, client)
-        found = dry_run(client, args.input, settings, is_scored=scorer is not None)
-    print(found)
-    return 2 if found.bad else 0
-
-
-async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> BulkReport:
-    async with _client(args, scorer) as client:
-        show_if_wanted(runtime_of(client), default=True)
-        with nullcontext() if args.trace is None else client.trace(args.trace):
-            if scorer is None:
-                return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
-            made = scorer_of(scorer, client)
-            try:
-                return await run_bulk(client, args.input, args.output, settings, scorer=made, on_start=_stop_on_interrupt)
-            finally:
-                await made.aclose()
 
 
 def _print_json(progress: Progress) -> None:
@@ -134,8 +107,6 @@ def _print_json(progress: Progress) -> None:
 def _stop_on_interrupt(run: BulkRun) -> None:
     """Set what Ctrl-C does. The first Ctrl-C stops the run after the requests in flight are finished. The second stops the run at once."""
     loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
 
     def stop() -> None:
         print("\nfinishing the requests in flight; press Ctrl-C again to stop now", file=sys.stderr, flush=True)

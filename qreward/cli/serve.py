@@ -10,19 +10,16 @@ from qreward.errors import ConfigError
 from qreward.settings.base import with_faults
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=serve)
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
-    parser.add_argument(
-        "scorer",
-        metavar="MODULE:FUNCTION",
-        help="function that is called with lists of completions and of metadata, and returns the rewards",
-    )
-    parser.add_argument(
-        "--token-env", metavar="NAME", help="environment variable that holds the token which callers must send (default: no token)"
-    )
-    parser.add_argument("--token-file", metavar="PATH", help="file that holds the token which callers must send (default: no token)")
+    function = "function that is called with lists of completions and of metadata, and returns the rewards"
+    parser.add_argument("scorer", metavar="MODULE:FUNCTION", help=function)
+    what = "that holds the token which callers must send (default: no token)"
+    parser.add_argument("--token-env", metavar="NAME", help=f"environment variable {what}")
+    parser.add_argument("--token-file", metavar="PATH", help=f"file {what}")
     for name, words in helps().items():
         default = ServerConfig.model_fields[name].default
         if name != "token":
@@ -30,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"{words.rstrip('.')} (default: {shown})")
 
 
-def run(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1."""
     if importlib.util.find_spec("uvicorn") is None:
         raise ConfigError("the reward server needs uvicorn: pip install 'qreward[server]'")

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
     from qreward.bulk.inputs import Inputs
-    from qreward.bulk.report import BulkReport
+    from qreward.bulk.outputs import BulkReport
     from qreward.judge.types import AnyScorer
     from qreward.live.channel import LiveView
     from qreward.live.trace import Trace
@@ -456,7 +456,7 @@ class QRewardClient:
                 lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
             scorer: a judge, reward model or cascade. With a scorer, each line is an item to score, and its result is a verdict. A run
                 cannot be continued with another scorer or with other settings of the scorer.
-            options: see :class:`~qreward.bulk.settings.BulkSettings`.
+            options: see :class:`~qreward.bulk.requests.BulkSettings`.
 
         Returns:
             A report of the run. ``report.reason`` says why the run stopped before the end, and is None if everything is done.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from qreward.bulk import inputs, requests, settings
+from qreward.bulk import inputs, requests
 from qreward.cli import main
-from qreward.cli.run import add_arguments
+from qreward.cli.run import add_run
 from qreward.testing import FakeEndpoint, FakeFleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "bulk.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_table_of_options_is_that_of_the_parser() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    add_arguments(parser)
+    add_run(parser)
     options = []
     for action in parser._actions:
         if action.option_strings:
@@ -35,7 +35,7 @@ def test_the_table_of_options_is_that_of_the_parser() -> None:
 
 def test_the_lines_of_the_page_are_read_as_requests() -> None:
     batch, plain, output = blocks("json")
-    reader = requests.RequestReader(settings.BulkSettings())
+    reader = requests.RequestReader(requests.BulkSettings())
     found = [requests.Entry(0) for _ in (batch + plain).splitlines()]
     for entry, line in zip(found, (batch + plain).splitlines(), strict=True):
         reader.read(inputs.InputLine("page:1", 0, line.encode()), entry)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from leftovers import leftovers
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.bulk.report import BulkReport
+from qreward.bulk.outputs import BulkReport
 from qreward.bulk.run import run_bulk
 from qreward.errors import BadRequest, ConnectionFailed, RateLimited, ServerError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind

@@ -15,7 +15,7 @@ from fakes.batch_api import BatchEndpoint, Batching, BatchService, line_server
 
 from qreward import Endpoint, QRewardClient
 from qreward.bulk import provider
-from qreward.bulk.report import BulkReport
+from qreward.bulk.outputs import BulkReport
 from qreward.testing.kinds import ErrorResponse
 
 KEY = "sk-a-secret-of-the-test"

@@ -16,9 +16,8 @@ from scale import seeds
 
 from qreward.bulk.budget import MEDIA_TOKENS, MESSAGE_TOKENS, NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
 from qreward.bulk.inputs import InputLine
-from qreward.bulk.requests import Entry, RequestReader
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.bulk.run import BulkRun
-from qreward.bulk.settings import BulkSettings
 from qreward.errors import ConfigError
 from qreward.results import Usage
 
@@ -74,9 +73,10 @@ def test_a_limit_may_be_reached() -> None:
 
 
 def test_the_highest_price_is_that_of_prompts_and_of_completions_for_themselves() -> None:
-    assert highest([(1.0, 100.0), (2.0, 1.0)]) == (2.0, 100.0)
-    assert highest([]) is None
-    cost = upper_bound(call_of(line(0, "x" * 100, max_tokens=1000)), highest([(1.0, 100.0), (2.0, 1.0)])).cost
+    prices = {"a": (1.0, 100.0), "b": (2.0, 1.0), "c": (9.0, 900.0)}
+    assert highest(prices, ["a", "b", "free"]) == (2.0, 100.0)
+    assert highest(prices, ["free"]) is None
+    cost = upper_bound(call_of(line(0, "x" * 100, max_tokens=1000)), highest(prices, ["a", "b"])).cost
     assert cost >= 1000 * 100 / 1e6
 
 

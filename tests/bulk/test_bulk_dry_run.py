@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bulk_fakes import MODEL, Backend, client_of, endpoint, line, lines, write
 
-from qreward.bulk.dry_run import SHOWN, dry_run
+from qreward.bulk.run import SHOWN, dry_run
 from qreward.errors import ConfigError
 
 

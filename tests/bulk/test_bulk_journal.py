@@ -62,7 +62,7 @@ def read_input(journal: Journal) -> list[int]:
 
 def found(journal: Journal) -> dict[int, str]:
     """The results by key, as far as they count as done."""
-    texts = zip(read_input(journal), (line.result.decode().strip('"') for line in journal.in_order()), strict=True)
+    texts = zip(read_input(journal), (line.content.decode().strip('"') for line in journal.in_order()), strict=True)
     return {key: text for key, text in texts if journal.is_done(key)}
 
 
@@ -100,7 +100,7 @@ def test_results_of_lines_that_are_not_in_the_input_are_left_out(tmp_path: Path)
         assert journal.done == 4
         journal.drop_unread()
         assert (journal.done, journal.failed) == (2, 1)
-        assert [line.result for line in journal.in_order()] == [b'"b!"', b'"a"']
+        assert [line.content for line in journal.in_order()] == [b'"b!"', b'"a"']
 
 
 def test_equal_lines_have_keys_of_their_own_that_are_the_same_in_the_next_run(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_equal_lines_have_keys_of_their_own_that_are_the_same_in_the_next_run(tm
             journal.finish(key, b"%d" % key, ok=True)
     with opened(path) as journal:
         assert [journal.take(digest) for digest in digests] == [(key, place < 5) for place, key in enumerate(keys)]
-        assert [line.result for line in journal.in_order()] == [b"%d" % key for key in keys[:5]]
+        assert [line.content for line in journal.in_order()] == [b"%d" % key for key in keys[:5]]
 
 
 def test_a_result_longer_than_what_is_read_at_once_is_found_again(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_result_is_read_again_whatever_its_text(tmp_path: Path) -> None:
             journal.finish(ordinal, result, ok=True)
     with opened(tmp_path / "j") as journal:
         read_input(journal)
-        assert [line.result for line in journal.in_order()] == written
+        assert [line.content for line in journal.in_order()] == written
 
 
 # the end of the file
@@ -263,7 +263,7 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
         known = [each for each in history if each[0] <= end][-1]
         with opened(path) as journal:
             back = dict(zip(read_input(journal), journal.in_order(), strict=True))
-            assert {ordinal: (line.ok, line.result) for ordinal, line in back.items()} == known[1]
+            assert {ordinal: (line.ok, line.content) for ordinal, line in back.items()} == known[1]
             assert journal.unfinished == known[2]
             assert (journal.done, journal.failed) == (len(known[1]), sum(not ok for ok, _ in known[1].values()))
 

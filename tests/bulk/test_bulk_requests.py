@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from qreward.bulk.inputs import InputLine, digest_of
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.errors import BadRequest
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -485,9 +485,9 @@ async def test_rows_of_the_program_are_lines_and_are_checked_like_those_of_files
 
 async def test_the_progress_of_a_run_counts_its_lines(tmp_path: Path) -> None:
     seen: list[Any] = []
-    folder = Folder(tmp_path, lines(30))
+    folder = Folder(tmp_path, [*lines(30), "{oops"])
     await folder.run(Backend(), progress=seen.append)
-    assert (seen[-1].done, seen[-1].total, seen[-1].prompt_tokens) == (30, 30, 300)
+    assert (seen[-1].done, seen[-1].failed, seen[-1].total, seen[-1].prompt_tokens) == (31, 1, 31, 300)
 
 
 async def test_a_full_disk_ends_the_run_with_a_report_and_the_next_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,7 @@ from qreward.bulk.inputs import InputLine, digest_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchApi
 from qreward.bulk.provider_batches import IN_FLIGHT, Batch
-from qreward.bulk.requests import Entry, RequestReader
-from qreward.bulk.settings import BulkSettings
+from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -362,7 +361,7 @@ async def test_a_batch_whose_results_do_not_fit_on_the_disk_is_read_again_by_the
     fake, output, put = FakeProvider(service()), tmp_path / "out.jsonl", Journal._put
 
     def full(self: Journal) -> None:
-        if any(record.startswith(b'["D"') for record in self._unwritten):
+        if any(record.startswith(b'["D"') for record in self._unwritten.splitlines()):
             raise OSError(errno.ENOSPC, "No space left on device")
         put(self)
 
@@ -416,7 +415,7 @@ async def test_a_run_that_is_killed_at_any_step_goes_on_without_loss_and_pays_on
     put = Journal._put
 
     def noted(self: Journal) -> None:
-        records = [record[:40] for record in self._unwritten]
+        records = [record[:40] for record in bytes(self._unwritten).splitlines()]
         kill(f"before {records}")
         put(self)
         kill(f"after {records}")
@@ -552,7 +551,7 @@ async def test_costs_are_those_of_the_endpoint(tmp_path: Path) -> None:
 
 def test_the_lines_that_are_at_a_provider_at_once_take_less_than_200_megabytes(tmp_path: Path) -> None:
     reader, count = RequestReader(BulkSettings(model="judge-7b")), 2000  # the index of 10 million lines takes 1.24 of the 1.5 GB
-    batch = Batch(BatchApi(endpoint(FakeProvider(service()))), tmp_path, "/v1/chat/completions", "judge-7b")
+    batch = Batch(BatchApi(endpoint(FakeProvider(service())), "judge-7b"), tmp_path, "/v1/chat/completions")
     tracemalloc.start()
     for number in range(count):
         content = json.dumps(chat(number)).encode()

@@ -12,7 +12,6 @@ from adapter_fakes import REWARDER, SETTINGS, FakeScorer, installed
 from test_trl_functions import Trainer
 
 from qreward.cli import parser
-from qreward.cli.run import run
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations import slime, verl
 from qreward.integrations.areal import ADAPTER as AREAL
@@ -146,5 +145,6 @@ def test_a_missing_rank_of_slime_is_the_middle_of_all_ranks() -> None:
 def test_a_run_of_lines_which_are_no_groups_refuses_to_rank(tmp_path: Path) -> None:
     file = tmp_path / "reward.json"
     file.write_text(json.dumps(RANKED))
+    args = parser("run").parse_args(["run", "in.jsonl", "--output", "out.jsonl", "--judge", str(file)])
     with pytest.raises(ConfigError, match=r"reward.json: rank: the lines of a run are no groups"):
-        run(parser("run").parse_args(["run", "in.jsonl", "--output", "out.jsonl", "--judge", str(file)]))
+        args.run(args)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from qreward.bulk.keyed import JournalFolder, KeyedRun, RowResult, keyed_settings
-from qreward.bulk.report import BulkReport
+from qreward.bulk.outputs import BulkReport
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
@@ -51,7 +51,7 @@ class BulkRequests:
         judge, reward_model: settings of a judge or a file with them, or the name of a reward model. Each row is then an item to score.
         counts_only: True returns one row with counts for each batch, instead of the rows of the batch. :func:`run` needs only the counts.
         options: ``model``, ``params``, ``template``, ``system``, ``columns``, ``timeout``, ``priority``, ``tenant``, ``retry_failed`` and
-            ``resume`` of :class:`~qreward.bulk.settings.BulkSettings`.
+            ``resume`` of :class:`~qreward.bulk.requests.BulkSettings`.
 
     Raises:
         ConfigError: a setting is wrong, or the folder has journals of other settings.

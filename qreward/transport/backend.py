@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, refuses_body
+from qreward.codecs.decisions import Dialect
+from qreward.codecs.dialects import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, refuses_body, status_of
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
@@ -125,25 +125,24 @@ class HttpBackend:
 async def _decided(decide: Decide, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
     """Make an attempt of a decision. An endpoint that has not answered yet, or whose path is gone, is asked in one dialect after the other.
     If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
-    dialect, model, refused = decide.dialect_at(endpoint, call.model), call.model, list[tuple[Dialect, Failure]]()
-    while True:
+    model, tried = call.model, dict[Dialect, Exception]()
+    dialect: Dialect | None = decide.dialect_at(endpoint, model)
+    refusals = list[tuple[Dialect, Failure]]()
+    while dialect is not None:
         asked = WireRequest(dialect, model, call.inputs, call.params, call.headers, call.group)
         outcome = await connection.ask(asked, dialect.path, dialect.native, call)
-        tried = [(each, failure.error) for each, failure in refused]
         if isinstance(outcome, Answer):
             decide.answered(endpoint, model, dialect, tried)
             return outcome
         if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
             probe = WireRequest(dialect, model, PROBE, {}, call.headers)
             if isinstance(await connection.ask(probe, dialect.path, dialect.native, probe), Answer):
-                decide.answered(endpoint, model, dialect)  # the request is wrong, and not the dialect
-        refused.append((dialect, outcome))
-        following = decide.next_dialect(endpoint, model, [*tried, (dialect, outcome.error)])
-        if following is None:
-            break
-        dialect = following
-    bodies = [each for each in refused if getattr(each[1].error, "status_code", None) in OTHER_BODY]
-    if bodies and getattr(outcome.error, "status_code", None) in OTHER_BODY | NO_SUCH_PATH:
-        dialect, outcome = bodies[0]
-    outcome.error.args = (f"{outcome.error}{decide.advice(endpoint, model, dialect, outcome.error)}",)
-    return outcome
+                decide.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
+        tried[dialect] = outcome.error
+        refusals.append((dialect, outcome))
+        dialect = decide.next_dialect(endpoint, model, tried)
+    sent, failure = refusals[-1]
+    if status_of(failure.error) in OTHER_BODY | NO_SUCH_PATH:
+        sent, failure = next((each for each in refusals if status_of(each[1].error) in OTHER_BODY), refusals[-1])
+    failure.error.args = (f"{failure.error}{decide.advice(endpoint, model, sent, failure.error)}",)
+    return failure

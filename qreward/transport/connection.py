@@ -7,8 +7,8 @@ from typing import Any
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest, with_priority
-from qreward.codecs.decisions.base import DecisionReply
-from qreward.codecs.decisions.operation import Decide
+from qreward.codecs.decisions import DecisionReply
+from qreward.codecs.dialects import Decide
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.operation import Decide
+from qreward.codecs.dialects import Decide
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
 from qreward.codecs.rewards.kinds import BUILT_IN, EmbeddingList, local_codec

@@ -1,26 +1,27 @@
-"""The dialects of decisions: ``openai``, ``vllm``, ``sglang``, ``systemone``, ``generative_scoring`` and ``chat``."""
+"""The dialects of decisions: ``openai``, ``vllm``, ``sglang``, ``systemone``, ``generative_scoring`` and ``chat``. ``Decide`` finds out
+which one an endpoint uses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar
-
-import msgspec
+from typing import Any, ClassVar
 
 from qreward.codecs import finish_reason
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
-from qreward.codecs.decisions.base import (
-    DECLINED,
+from qreward.codecs.base import EmbeddedError, Malformed, Unbound, Unfinished, WireRequest
+from qreward.codecs.decisions import (
+    FLOAT32_ROUNDING,
     MOST_LETTERS,
     SPELLINGS,
-    DecisionReply,
+    TAKE_ALL,
+    DecisionInput,
     Dialect,
+    Input,
     InvalidAnswer,
-    Kind,
     NoAnswer,
+    Types,
     as_text,
     asked,
     described,
@@ -30,36 +31,14 @@ from qreward.codecs.decisions.base import (
     member,
     probability,
     unique_names,
+    valid_input,
+    yes_and_no,
 )
-from qreward.decisions import AnswerTable, Choice, FoundAnswer, Question, Score, YesNo
-from qreward.errors import BadRequest
+from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
+from qreward.errors import BadRequest, InvalidResponse
 from qreward.settings.policies import Endpoint
 
-_Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-
-
-class _Option(msgspec.Struct, gc=False):
-    value: bool | int | str
-    probability: _Probability
-    label: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class _Row(msgspec.Struct, gc=False):
-    type: str
-    name: str | None = None
-    probability: _Probability = -1.0  # if missing
-    probabilities: list[_Option] = []
-    confidence: _Probability = -1.0
-
-
-class _Document(msgspec.Struct, gc=False):
-    answers: list[_Row]
-    model: str = ""
-    usage: Any = None
-    error: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Document)
+_DECLINED = "the model declined to answer"
 
 
 class OpenAIDialect(Dialect):
@@ -69,9 +48,9 @@ class OpenAIDialect(Dialect):
     path = "/decisions"
     most_questions = 400
     most_options = 255
-    types: ClassVar[Mapping[Kind, str]] = {YesNo: "predicate", Score: "score", Choice: "choice"}
+    types: ClassVar[Types] = {YesNo: "predicate", Score: "score", Choice: "choice"}
 
-    def input_of(self, given: str | list[dict[str, str]]) -> Any:
+    def input_of(self, given: Input) -> Any:
         return given
 
     def write(self, question: Question) -> dict[str, Any]:
@@ -81,59 +60,12 @@ class OpenAIDialect(Dialect):
             means = [f"{word} means: {text}" for word, text in (("Yes", question.yes), ("No", question.no)) if text]
             return {**asked, "instructions": "\n".join([question.instructions, *means])}
         key, options = ("label", "levels") if isinstance(question, Score) else ("value", "choices")
-        pairs = zip(question.options, question.descriptions, strict=True)
-        return {**asked, options: [{key: option, **({"description": text} if text else {})} for option, text in pairs]}
+        return {**asked, options: _options(key, question.options, question)}
 
-    def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        """Return the answers. A response in the documented form is decoded three times as fast as any other."""
-        questions = call.inputs.questions
-        try:
-            document = _DECODER.decode(body)
-            if not document.error and len(document.answers) == len(questions):
-                table = self._table(questions, document.answers, call.inputs.min_label_mass)
-                return DecisionReply(table, document.model or call.model, jsonio.usage_of(document.usage))
-        except (*jsonio.REFUSED, InvalidAnswer):
-            pass
-        return super().decode(body, call)
-
-    def _table(self, questions: tuple[Question, ...], rows: list[_Row], least: float) -> AnswerTable:
-        numbers: list[float] = []
-        masses: list[float | None] = []
-        confidences: list[float] = []
-        types = self.types
-        for question, row in zip(questions, rows, strict=True):
-            if row.type != types[type(question)] or (row.name is not None and row.name != question.name):
-                raise InvalidAnswer
-            if isinstance(question, YesNo):
-                yes = confidence = row.probability
-                no, mass = 1.0 - yes, None
-                numbers += yes, no
-                confidences.append(max(yes, no))
-            else:
-                own, confidence = self._numbers(question, row.probabilities), row.confidence
-                mass = self.label_mass(confidence, max(own))
-                numbers += own
-                confidences.append(confidence)
-            if confidence < 0.0 or (mass is not None and mass < least):
-                raise InvalidAnswer
-            masses.append(mass)
-        return AnswerTable(questions, tuple(numbers), tuple(masses), tuple(confidences))
-
-    def _numbers(self, question: Question, options: list[_Option]) -> Sequence[float]:
-        """Return the probability of each option, in the order of the question. Levels are matched by number, other options by value."""
-        asked, values = self.encoded(question), [each.value for each in options]
-        if values != asked.values or list(map(type, values)) != asked.kinds:
-            found = {(type(each.value), each.value): each for each in options if isinstance(each.value, str | int)}
-            wanted = list(zip(asked.kinds, asked.values, strict=True))
-            if len(options) != len(wanted) or found.keys() != set(wanted):
-                raise InvalidAnswer("its probabilities are not those of the options")
-            options = [found[value] for value in wanted]  # type: ignore[index]
-        if isinstance(question, Score):
-            for each, label in zip(options, question.options, strict=True):
-                if each.label != label and each.label is not msgspec.UNSET:
-                    raise InvalidAnswer("its levels are not those of the question")
-        numbers = [each.probability for each in options]
-        return numbers if math.fsum(numbers) == 1.0 else distribution(numbers, len(numbers))
+    def keys_of(self, question: Question) -> list[Any]:
+        """Return the number of each level, or the value of each choice, with its type, because ``True`` equals 1."""
+        values = range(len(question.options)) if isinstance(question, Score) else question.options
+        return [(type(value), value) for value in values]
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - checked by the caller
         found = document.get("answers")
@@ -146,16 +78,23 @@ class OpenAIDialect(Dialect):
         if name is not None and name != question.name:
             raise InvalidAnswer(f"it has the name {name!r} of another question")
         if kind == "refusal":
-            raise NoAnswer(DECLINED)
-        self.check_type(question, row)
+            raise NoAnswer(_DECLINED)
+        self.check_type(question, kind)
         if isinstance(question, YesNo):
-            yes = probability(row.get("probability"))
-            return (yes, 1.0 - yes), None, None
-        raw, unset = row.get("probabilities"), msgspec.UNSET
+            return yes_and_no(row.get("probability")), None, None
+        raw, keys = row.get("probabilities"), self.encoded(question).keys
         if not isinstance(raw, list):
             raise InvalidAnswer("it has no list of probabilities")
-        options = [_Option(member(each, "value"), probability(each.get("probability")), each.get("label", unset)) for each in raw]
-        numbers, confidence = tuple(self._numbers(question, options)), probability(row.get("confidence"))
+        values = [member(each, "value") for each in raw]
+        told = [(type(value), value) for value in values]
+        if told != keys:
+            found = {key: each for key, each in zip(told, raw, strict=True) if isinstance(key[1], str | int)}
+            if len(raw) != len(keys) or found.keys() != set(keys):
+                raise InvalidAnswer("its probabilities are not those of the options")
+            raw = [found[key] for key in keys]
+        if isinstance(question, Score) and any(each.get("label", own) != own for each, own in zip(raw, question.options, strict=True)):
+            raise InvalidAnswer("its levels are not those of the question")
+        numbers, confidence = distribution([each.get("probability") for each in raw]), probability(row.get("confidence"))
         return numbers, self.label_mass(confidence, max(numbers)), confidence
 
     def label_mass(self, confidence: float, highest: float) -> float | None:  # noqa: ARG002 - for subclasses
@@ -180,22 +119,20 @@ class VLLMDialect(OpenAIDialect):
 
 
 class SGLangDialect(Dialect):
-    """Asks SGLang for decisions. SGLang reports the label mass of every answer."""
+    """Asks SGLang for decisions. SGLang reports the label mass of every answer. It has no limit of questions, but scores the prompts of
+    all questions in a request together."""
 
     name = "sglang"
     path = "/decisions"
-    most_questions = 64  # the server has no limit, but scores the prompts of all questions in a request together
-    most_options = 26
-    types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
+    types: ClassVar[Types] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
 
     def write(self, question: Question) -> dict[str, Any]:
         asked: dict[str, Any] = {"type": self.types[type(question)], "question": question.instructions}
         if isinstance(question, YesNo):
             return asked | {word: text for word, text in (("yes", question.yes), ("no", question.no)) if text}
-        pairs = list(zip(unique_names(question.options), question.descriptions, strict=True))
         if isinstance(question, Score):
-            return asked | {"levels": [described(name, text) for name, text in pairs]}
-        return asked | {"options": [{"name": name, **({"description": text} if text else {})} for name, text in pairs]}
+            return asked | {"levels": described(question)}
+        return asked | {"options": _options("name", unique_names(question.options), question)}
 
     def join(self, written: list[bytes]) -> bytes:
         return b"[" + b",".join([b'{"id":"%d",%b' % (place, each[1:]) for place, each in enumerate(written)]) + b"]"
@@ -209,14 +146,14 @@ class SGLangDialect(Dialect):
         return [found[str(place)] for place in range(count)]
 
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        self.check_type(question, row)
-        return self._named_numbers(question, row), mass(row.get("label_mass")), None
+        self.check_type(question, member(row, "type"))
+        return self.named_numbers(question, row), mass(row.get("label_mass")), None
 
-    def _named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
-        raw, names = answer.get("probabilities"), self.encoded(question).names
+    def named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
+        raw, names = answer.get("probabilities"), self.encoded(question).keys
         if type(raw) is not dict or len(raw) != len(names) or not raw.keys() >= set(names):
             raise InvalidAnswer("its probabilities are not those of the options")
-        return distribution([raw[name] for name in names], len(names))
+        return distribution([raw[name] for name in names])
 
 
 class SystemOneDialect(SGLangDialect):
@@ -229,7 +166,7 @@ class SystemOneDialect(SGLangDialect):
 
     name = "systemone"
     path = "/systemone"
-    types: ClassVar[Mapping[Kind, str]] = {YesNo: "noul", Score: "score", Choice: "choice"}
+    types: ClassVar[Types] = {YesNo: "noul", Score: "score", Choice: "choice"}
     input_member = "state"
     reserved = frozenset({"model", "state", "questions"})
 
@@ -238,14 +175,19 @@ class SystemOneDialect(SGLangDialect):
         self.most_options = most_options
 
     def write(self, question: Question) -> dict[str, Any]:
-        asked: dict[str, Any] = {"type": self.types[type(question)], "instructions": question.instructions}
+        criteria: Any
         if isinstance(question, YesNo):
-            means = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
-            return asked | ({"criteria": means} if means else {})
-        pairs = zip(unique_names(question.options), question.descriptions, strict=True)
-        if isinstance(question, Score):
-            return asked | {"criteria": [described(name, text) for name, text in pairs]}
-        return asked | {"criteria": {name: text or None for name, text in pairs}}
+            criteria = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
+        elif isinstance(question, Score):
+            criteria = described(question)
+        else:
+            pairs = zip(unique_names(question.options), question.descriptions, strict=True)
+            criteria = {name: text or None for name, text in pairs}
+        return {
+            "type": self.types[type(question)],
+            "instructions": question.instructions,
+            **({"criteria": criteria} if criteria else {}),
+        }
 
     def join(self, written: list[bytes]) -> bytes:
         return b"{" + b",".join([b'"%d":%b' % (place, each) for place, each in enumerate(written)]) + b"}"
@@ -260,12 +202,8 @@ class SystemOneDialect(SGLangDialect):
 
     def read(self, question: Question, row: Any) -> FoundAnswer:
         answer, diagnostics = row
-        self.check_type(question, answer)
-        if isinstance(question, YesNo):
-            yes = probability(answer.get("noul"))
-            numbers: tuple[float, ...] = (yes, 1.0 - yes)
-        else:
-            numbers = self._named_numbers(question, answer)
+        self.check_type(question, member(answer, "type"))
+        numbers = yes_and_no(answer.get("noul")) if isinstance(question, YesNo) else self.named_numbers(question, answer)
         told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
         return numbers, mass(told), None
 
@@ -276,11 +214,9 @@ class GenerativeScoringDialect(Dialect):
     name = "generative_scoring"
     path = "/generative_scoring"
     native = True
-    most_questions = 64
-    most_options = 2
     input_member = "query"
     questions_member = "items"
-    types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no"}
+    types: ClassVar[Types] = {YesNo: "yes_no"}
     reserved = frozenset({"model", "query", "items", "label_token_ids", "apply_softmax", "item_first"})
 
     def __init__(self, labels: tuple[int, int] | None = None) -> None:
@@ -298,8 +234,7 @@ class GenerativeScoringDialect(Dialect):
         return found
 
     def read(self, question: Question, row: Any) -> FoundAnswer:  # noqa: ARG002 - all questions are alike
-        yes = probability(row.get("score"))
-        return (yes, 1.0 - yes), None, None
+        return yes_and_no(row.get("score")), None, None
 
 
 TOPS = (20, 10, 5)
@@ -309,7 +244,6 @@ UNSEEN = 0.05
 """Maximum share (0 to 1) that the labels which are missing from the returned tokens may have of the probability of all labels. If their
 share could be higher, the question has no answer."""
 _LEAST = -1e4  # lower log probabilities count as this one; vLLM writes -9999 for minus infinity
-_ROUNDING = 1e-3  # maximum rounding error of a log probability in float32
 
 
 class ChatDialect(Dialect):
@@ -320,7 +254,7 @@ class ChatDialect(Dialect):
     path = "/chat/completions"
     most_questions = 1
     most_options = MOST_LETTERS
-    types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
+    types = SGLangDialect.types
     reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
 
     def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0]) -> None:
@@ -354,7 +288,7 @@ class ChatDialect(Dialect):
         message = row.get("message")
         withheld = finish_reason.ending_of(row.get("finish_reason")) in finish_reason.WITHHELD
         if withheld or (isinstance(message, dict) and message.get("refusal")):
-            raise NoAnswer(DECLINED)
+            raise NoAnswer(_DECLINED)
         labels, found = labels_of(question), dict[str, float]()
         numbers: list[float] = []
         for token, logprob in _tokens(row):
@@ -371,7 +305,12 @@ class ChatDialect(Dialect):
             if unseen > UNSEEN * (whole + unseen):
                 share = f"{unseen / (whole + unseen):.2f} of the probability of all labels"
                 raise NoAnswer(f"the server returned too few tokens: the labels that are missing may have {share}")
-        return distribution([found.get(label, 0.0) / whole for label in labels], len(labels)), whole, None
+        return distribution([found.get(label, 0.0) / whole for label in labels]), whole, None
+
+
+def _options(key: str, names: Sequence[str | bool], question: Question) -> list[dict[str, Any]]:
+    pairs = zip(names, question.descriptions, strict=True)
+    return [{key: name, **({"description": text} if text else {})} for name, text in pairs]
 
 
 def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
@@ -385,7 +324,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
     if all(token != chosen[0] for token, _ in pairs):
         pairs.append(chosen)
     for token, number in pairs:
-        if not isinstance(token, str) or type(number) not in (int, float) or not number <= _ROUNDING:
+        if not isinstance(token, str) or type(number) not in (int, float) or not number <= FLOAT32_ROUNDING:
             raise InvalidAnswer("a token has no valid log probability")
     return pairs
 
@@ -408,5 +347,99 @@ DIALECTS: Mapping[str, Callable[[Endpoint], Sequence[Dialect]]] = {
 """Name of a dialect -> its forms for an endpoint, in the order in which they are tried."""
 ORDER: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "systemone", "chat"), "sglang": ("sglang", "systemone", "chat")}
 """Kind of an endpoint -> the dialects to try, the first one first."""
-OTHERS = ("openai", "vllm", "sglang", "systemone", "chat")
-"""The dialects to try at an endpoint of any other kind."""
+
+PROBE = DecisionInput(
+    [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
+)
+"""A small decision that shows which dialect a server uses. vLLM takes no system message, so that it refuses the dialect ``openai``."""
+NO_SUCH_PATH = frozenset({404, 405, 501})
+"""HTTP statuses of responses from servers that do not have the path of a request."""
+OTHER_BODY = frozenset({400, 422})
+"""HTTP statuses of responses from servers that expect another form of the body."""
+MOST_KNOWN = 8192
+"""Maximum number of pairs of endpoint and model that are remembered. A full table is emptied. There is a limit because callers choose the
+names of models."""
+
+
+class Decide(Unbound):
+    """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
+    ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
+
+    name = "decide"
+
+    def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
+        self._learned = learned
+        self._known: dict[tuple[str, ...], Dialect] = {}
+
+    def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
+        """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet, or must use another one."""
+        found = self._known.get(_key_of(endpoint, model))
+        return found if found is None or endpoint.decisions in (None, found.name) else None
+
+    def is_certain(self, endpoint: Endpoint, model: str) -> bool:
+        return endpoint.decisions is not None or self.known(endpoint, model) is not None
+
+    def to_try(self, endpoint: Endpoint, model: str) -> list[Dialect]:
+        """Return the dialects in which a request may be sent, the first one first."""
+        known = self.known(endpoint, model)
+        names = (endpoint.decisions,) if endpoint.decisions else ORDER.get(endpoint.kind, TAKE_ALL)
+        return [*([] if known is None else [known]), *(dialect for name in names for dialect in DIALECTS[name](endpoint))]
+
+    def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
+        return self.known(endpoint, model) or self.to_try(endpoint, model)[0]
+
+    def most_questions(self, endpoints: Iterable[Endpoint], model: str) -> int:
+        """Return the largest number of questions in a request that all endpoints accept; 1 if there is no endpoint."""
+        return min((self.dialect_at(endpoint, model).most_questions for endpoint in endpoints), default=1)
+
+    def next_dialect(self, endpoint: Endpoint, model: str, tried: Mapping[Dialect, Exception]) -> Dialect | None:
+        """Return the dialect in which a refused request is sent again: a server that does not have the path is asked in the others, and so
+        is one that refuses the body and has not answered before. ``tried`` has the errors of the dialects so far."""
+        known, last = self.known(endpoint, model), [*tried.values()][-1]
+        if status_of(last) not in NO_SUCH_PATH and (known in tried or not refuses_body(last)):
+            return None
+        missing = {dialect.path for dialect, error in tried.items() if status_of(error) in NO_SUCH_PATH}
+        found = next((each for each in self.to_try(endpoint, model) if each not in tried and each.path not in missing), None)
+        if found is not None and known in tried:  # the server was replaced; its path is gone
+            self.remember(endpoint, model, found)
+        return found
+
+    def answered(self, endpoint: Endpoint, model: str, dialect: Dialect, tried: Mapping[Dialect, Exception]) -> None:
+        """Remember the dialect of an answer, unless another one is known that was not refused."""
+        known = self.known(endpoint, model)
+        if known is not dialect and (known is None or known in tried):
+            self.remember(endpoint, model, dialect)
+
+    def remember(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[_key_of(endpoint, model)] = dialect
+        self._learned(endpoint, model, dialect)
+
+    def advice(self, endpoint: Endpoint, model: str, sent: Dialect, error: Exception) -> str:
+        """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""
+        status = status_of(error)
+        if isinstance(sent, ChatDialect) and status in OTHER_BODY and "logprob" in str(error).lower():
+            return "; decisions need the log probabilities of the first token: let the server return 20 of them (vLLM: --max-logprobs 20)"
+        if status not in NO_SUCH_PATH and (status not in OTHER_BODY or self.is_certain(endpoint, model)):
+            return ""
+        where = f"set decisions= of endpoint {endpoint.name!r}"
+        return f"; the decision was sent in the dialect {sent.name!r}; if the server uses another one, {where}"
+
+    def validate(self, inputs: Any) -> DecisionInput:
+        return valid_input(inputs)
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens
+
+
+def refuses_body(error: Exception) -> bool:
+    return status_of(error) in OTHER_BODY or isinstance(error, InvalidResponse)
+
+
+def _key_of(endpoint: Endpoint, model: str) -> tuple[str, ...]:
+    return endpoint.name, endpoint.base_url, endpoint.kind, model
+
+
+def status_of(error: Exception) -> int:
+    return getattr(error, "status_code", None) or 0

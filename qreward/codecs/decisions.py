@@ -1,4 +1,5 @@
-"""The base of all dialects of decisions: the input of a call, the words of a question, and checks of the numbers in answers."""
+"""Decisions: typed questions about one input, and a probability for each option. The input, the words of a question, and ``Dialect``, the
+base of all forms in which servers take questions."""
 
 from __future__ import annotations
 
@@ -30,25 +31,27 @@ from qreward.decisions import (
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.records import Usage
 
-Kind = type[YesNo] | type[Score] | type[Choice]
+Types = Mapping[type[YesNo] | type[Score] | type[Choice], str]
+Input = str | list[dict[str, str]]
+"""A text, or messages whose content is text."""
 
-ALL_KINDS = ("openai", "vllm", "sglang", "systemone", "chat")
-"""Names of the dialects that take every kind of question."""
+TAKE_ALL = ("openai", "vllm", "sglang", "systemone", "chat")
+"""Names of the dialects that take every type of question, in the order in which they are tried."""
 ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
 """Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
-DECLINED = "the model declined to answer"
+FLOAT32_ROUNDING = 1e-3
+"""Maximum rounding error of a log probability, and of a sum of the exponentials of log probabilities."""
 _ROUNDING = 1e-6  # maximum rounding error of one probability
-_MASS_ROUNDING = 1e-3  # maximum rounding error of a sum of exponentials in float32
 _MOST_TUPLES, _MOST_QUESTIONS = 64, 4096  # that are cached
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
 class DecisionInput(NamedTuple):
-    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text."""
+    """Holds the input of a call and the questions about the input."""
 
-    input: str | list[dict[str, str]]
+    input: Input
     questions: tuple[Question, ...]
     min_label_mass: float = MIN_LABEL_MASS
 
@@ -83,9 +86,7 @@ class _Encoded(NamedTuple):
     question: Question
     written: Any
     json: bytes
-    names: tuple[str, ...]
-    values: list[object]
-    kinds: list[type]
+    keys: list[Any]
 
 
 class Dialect(ABC):
@@ -95,18 +96,18 @@ class Dialect(ABC):
     name: str
     path: str
     native: ClassVar[bool] = False
-    most_questions: int
-    most_options: int
-    types: ClassVar[Mapping[Kind, str]]
+    most_questions = 64
+    most_options = 26
+    types: ClassVar[Types]
     input_member: ClassVar[str] = "input"
     questions_member: ClassVar[str] = "questions"
     reserved: ClassVar[frozenset[str]] = frozenset({"model", "input", "questions"})
 
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
-        # by ids; the entries reference what they encode, so that nothing else gets the same id
+        # by ids, because a question may hold a list; the entries refer to what they encode, so that nothing else gets the same id
         self._cache: dict[int, _Encoded] = {}
-        self._ends: dict[int, tuple[tuple[Question, ...], bytes]] = {}
+        self._written: dict[int, tuple[tuple[Question, ...], bytes]] = {}
 
     @abstractmethod
     def write(self, question: Question) -> Any:
@@ -118,14 +119,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        """Return the answer to a question."""
+        """Return the answer to a question. Raises ``InvalidAnswer`` and ``NoAnswer``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request, or if a parameter has a reserved
         name."""
-        params = self.params_of(call)
-        questions = self.encoded_together(call.inputs.questions)
-        return jsonio.write(model, self.input_member, self.input_of(call.inputs.input), params, all_text=True)[:-1] + questions
+        params, (given, questions, _) = self.params_of(call), call.inputs
+        beginning = jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)[:-1]
+        return b'%b,"%b":%b}' % (beginning, self.questions_member.encode(), self.written(questions))
 
     def params_of(self, call: WireRequest) -> Mapping[str, Any]:
         if call.params and (taken := self.reserved & call.params.keys()):
@@ -134,7 +135,7 @@ class Dialect(ABC):
             raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(call.inputs.questions)}")
         return {**self.extra, **call.params} if self.extra else call.params
 
-    def input_of(self, given: str | list[dict[str, str]]) -> Any:
+    def input_of(self, given: Input) -> Any:
         """Return the input in the form that the API takes. By default, this form is one text."""
         return given if isinstance(given, str) else as_text(given)
 
@@ -142,43 +143,45 @@ class Dialect(ABC):
         """Return the JSON of all questions. ``written`` has the JSON of each question."""
         return b"[" + b",".join(written) + b"]"
 
-    def encoded_together(self, questions: tuple[Question, ...]) -> bytes:
-        """Return the end of a body: the member with the questions. Raises ``BadRequest``."""
-        found = self._ends.get(id(questions))
+    def keys_of(self, question: Question) -> list[Any]:
+        """Return what identifies each option in an answer: its name, unless a subclass says otherwise."""
+        return unique_names(question.options) if isinstance(question, Choice) else list(labels_of(question))
+
+    def written(self, questions: tuple[Question, ...]) -> bytes:
+        """Return the JSON of all questions, which is cached. Raises ``BadRequest``."""
+        found = self._written.get(id(questions))
         if found is None:
-            written = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
-            if len(self._ends) >= _MOST_TUPLES:
-                self._ends.clear()
-            found = self._ends[id(questions)] = questions, b',"%b":%b}' % (self.questions_member.encode(), written)
+            if len(self._written) >= _MOST_TUPLES:
+                self._written.clear()
+            json = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
+            found = self._written[id(questions)] = questions, json
         return found[1]
 
     def encoded(self, question: Question, place: int = 0) -> _Encoded:
-        """Return the JSON of a question and the names of its options. The result is cached, because questions are asked many times."""
+        """Return the JSON of a question and the keys of its options, which are cached."""
         found = self._cache.get(id(question))
         if found is None:
             here = f"an endpoint with decisions={self.name!r} takes"
             if type(question) not in self.types:
-                takes, others = " and ".join(each.__name__ for each in self.types), ", ".join(map(repr, ALL_KINDS))
+                takes, others = " and ".join(each.__name__ for each in self.types), ", ".join(map(repr, TAKE_ALL))
                 raise BadRequest(f"questions[{place}] is a {type(question).__name__}; {here} {takes} only, one with {others} takes all")
             if isinstance(question, Choice) and len(question.options) > self.most_options:
                 raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
             written = self.write(question)
-            values = list[object](range(len(question.options)) if isinstance(question, Score) else question.options)
             if len(self._cache) >= _MOST_QUESTIONS:
                 self._cache.clear()
-            found = _Encoded(question, written, jsonio.dumps(written), names_of(question), values, list(map(type, values)))
-            self._cache[id(question)] = found
+            found = self._cache[id(question)] = _Encoded(question, written, jsonio.dumps(written), self.keys_of(question))
         return found
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        document, questions = jsonio.read_object(body), call.inputs.questions
+        """Return the answers. Raises ``EmbeddedError``, and ``Malformed`` if no question has a valid answer."""
+        document, (_, questions, least) = jsonio.read_object(body), call.inputs
         if document.get("error"):
             raise EmbeddedError(document["error"])
         rows = self.rows(document, len(questions))
         if len(rows) != len(questions):
             raise Malformed(f"the answer has {len(rows)} answers to {len(questions)} question{'s'[: len(questions) != 1]}")
-        faults, least = list[str](), call.inputs.min_label_mass
-        found: list[FoundAnswer | QRewardError] = []
+        faults, found = list[str](), list[FoundAnswer | QRewardError]()
         for question, row in zip(questions, rows, strict=True):
             try:
                 answer = self.read(question, row)
@@ -198,15 +201,15 @@ class Dialect(ABC):
         named = model if isinstance(model, str) and model else call.model
         return DecisionReply(AnswerTable.of(questions, found), named, jsonio.usage_of(document.get("usage")))
 
-    def check_type(self, question: Question, answer: object) -> None:
-        if (kind := member(answer, "type")) != self.types[type(question)]:
+    def check_type(self, question: Question, kind: object) -> None:
+        if kind != self.types[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
         given, questions, _ = call.inputs
         size = len(given) if isinstance(given, str) else sum([len(message["content"]) for message in given])
-        return (size + len(self.encoded_together(questions))) / CHARS_PER_TOKEN, float(len(questions))
+        return (size + len(self.written(questions))) / CHARS_PER_TOKEN, float(len(questions))
 
     def validate(self, inputs: Any) -> DecisionInput:
         return valid_input(inputs)
@@ -215,11 +218,8 @@ class Dialect(ABC):
         return f"<{type(self).__name__} {self.name}>"
 
 
-def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
-    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if the numbers are not a distribution over ``count``
-    options."""
-    if len(numbers) != count:
-        raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
+def distribution(numbers: Sequence[object]) -> tuple[float, ...]:
+    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if the numbers are no distribution."""
     checked = [number if type(number) is float and 0.0 <= number <= 1.0 else probability(number) for number in numbers]
     whole = math.fsum(checked)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
@@ -240,7 +240,13 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
 
 def mass(number: object) -> float | None:
     """Return a number as a label mass, which is the total probability of all labels; None for None."""
-    return None if number is None else probability(number, _MASS_ROUNDING)
+    return None if number is None else probability(number, FLOAT32_ROUNDING)
+
+
+def yes_and_no(number: object) -> tuple[float, float]:
+    """Return the probabilities of yes and no. ``number`` is that of yes."""
+    yes = probability(number)
+    return yes, 1.0 - yes
 
 
 def member(row: object, name: str) -> Any:
@@ -280,18 +286,13 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 MOST_LETTERS = 20
 """Maximum number of options of a ``Choice`` that a chat model is asked. OpenAI returns at most 20 log probabilities."""
 _LABELS = {Choice: tuple(string.ascii_uppercase[:MOST_LETTERS]), Score: tuple(string.digits), YesNo: ("yes", "no")}
-_REPLY = {
-    Choice: "Reply with the letter of one option, and nothing else.",
-    Score: "Reply with the number of one level, and nothing else.",
-    YesNo: "Reply with yes or no, and nothing else.",
-}
 _LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
-_SPELLED = {word: (word, word.capitalize(), word.upper()) for word in _LABELS[YesNo]}
+_REPLIES = {Choice: "the letter of one option", Score: "the number of one level", YesNo: "yes or no"}
 SPELLINGS: Mapping[str, str] = {
     blank + spelled: label
     for labels in _LABELS.values()
     for label in labels
-    for spelled in _SPELLED.get(label, (label,))
+    for spelled in (label, label.capitalize(), label.upper())
     for blank in ("", " ", "▁", "Ġ")
 }
 """Token -> the label that it spells. Tokenizers write a space before a word as a space, as SentencePiece's sign or as that of byte-level
@@ -300,10 +301,6 @@ BPE. A letter in lower case is no label, because ``a`` is a word."""
 
 def labels_of(question: Question) -> tuple[str, ...]:
     return _LABELS[type(question)][: len(question.options)]
-
-
-def names_of(question: Question) -> tuple[str, ...]:
-    return tuple(unique_names(question.options)) if isinstance(question, Choice) else labels_of(question)
 
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
@@ -323,19 +320,18 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
     return names
 
 
-def described(name: str, description: str) -> str:
-    """Return the text of an option, with the description if the option has a description."""
-    return f"{name}: {description}" if description else name
+def described(question: Question) -> list[str]:
+    """Return the text of each option: its name, and its description if it has one."""
+    pairs = zip(unique_names(question.options), question.descriptions, strict=True)
+    return [f"{name}: {text}" if text else name for name, text in pairs]
 
 
 def asked(question: Question) -> str:
     """Return the text of a question for a model: the question, a line per option with its label, and how to reply."""
-    options = list(zip(labels_of(question), unique_names(question.options), question.descriptions, strict=True))
-    if isinstance(question, YesNo):
-        lines = [f"{label}: {description}" for label, _, description in options if description]
-    else:
-        lines = [f"{label}: {described(name, description)}" for label, name, description in options]
-    return "\n".join((f"{_LEADS[type(question)]}: {question.instructions}", *lines, _REPLY[type(question)]))
+    kind = type(question)
+    texts = [text or None for text in question.descriptions] if kind is YesNo else described(question)
+    lines = [f"{label}: {text}" for label, text in zip(labels_of(question), texts, strict=True) if text is not None]
+    return "\n".join((f"{_LEADS[kind]}: {question.instructions}", *lines, f"Reply with {_REPLIES[kind]}, and nothing else."))
 
 
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:

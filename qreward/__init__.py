@@ -46,9 +46,8 @@ _HOMES = {
     "qreward.sync_client": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
-    "qreward.codecs.rewards.answers": ("RewardScore",),
-    "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
-    "qreward.codecs.rewards.registry": ("register_kind",),
+    "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "RewardScore", "ServerKind"),
+    "qreward.codecs.rewards.kinds": ("register_kind",),
     "qreward.errors": (
         "AuthenticationFailed", "BadRequest", "BatchCancelled", "BudgetExceeded", "CircuitOpen", "ClientClosed", "ConfigError",
         "ConnectionFailed", "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected",
@@ -66,11 +65,11 @@ if TYPE_CHECKING:
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
     from qreward.bulk.report import BulkReport as BulkReport
     from qreward.client import QRewardClient as QRewardClient
-    from qreward.codecs.rewards.answers import RewardScore as RewardScore
     from qreward.codecs.rewards.base import ListCodec as ListCodec
     from qreward.codecs.rewards.base import MergeLimits as MergeLimits
+    from qreward.codecs.rewards.base import RewardScore as RewardScore
     from qreward.codecs.rewards.base import ServerKind as ServerKind
-    from qreward.codecs.rewards.registry import register_kind as register_kind
+    from qreward.codecs.rewards.kinds import register_kind as register_kind
     from qreward.decisions import Choice as Choice
     from qreward.decisions import Decision as Decision
     from qreward.decisions import DecisionAnswer as DecisionAnswer

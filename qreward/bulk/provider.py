@@ -11,12 +11,11 @@ import msgspec
 
 from qreward.bulk.budget import Spent
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
-from qreward.codecs.passthrough import passthrough
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection, failure_of
+from qreward.transport.backend import EndpointConnection, failure_of
 
 LINES, FILE_BYTES, INPUTS = 50_000, 200_000_000, 50_000
 """Maximum number of lines (``LINES``), bytes (``FILE_BYTES``) and inputs of embeddings (``INPUTS``) in one file.

@@ -13,7 +13,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
+from qreward.codecs.rewards.kinds import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, SLOTS, Load, read_load
 from qreward.errors import ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.scheduler.outcome import Failure
@@ -21,8 +21,7 @@ from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
-from qreward.transport.backend import HttpBackend
-from qreward.transport.connection import PASSING, EndpointConnection
+from qreward.transport.backend import PASSING, EndpointConnection, HttpBackend
 
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"

@@ -11,10 +11,9 @@ import msgspec
 from msgspec import Raw
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed
+from qreward.codecs.base import EmbeddedError, Malformed, ending_of
 from qreward.codecs.chat import ChatAnswer, completed, joined, paired
 from qreward.codecs.error_body import error_in
-from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
 

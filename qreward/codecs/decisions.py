@@ -320,7 +320,7 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
     return names
 
 
-def described(question: Question) -> list[str]:
+def option_texts(question: Question) -> list[str]:
     """Return the text of each option: its name, and its description if it has one."""
     pairs = zip(unique_names(question.options), question.descriptions, strict=True)
     return [f"{name}: {text}" if text else name for name, text in pairs]
@@ -329,7 +329,7 @@ def described(question: Question) -> list[str]:
 def asked(question: Question) -> str:
     """Return the text of a question for a model: the question, a line per option with its label, and how to reply."""
     kind = type(question)
-    texts = [text or None for text in question.descriptions] if kind is YesNo else described(question)
+    texts = [text or None for text in question.descriptions] if kind is YesNo else option_texts(question)
     lines = [f"{label}: {text}" for label, text in zip(labels_of(question), texts, strict=True) if text is not None]
     return "\n".join((f"{_LEADS[kind]}: {question.instructions}", *lines, f"Reply with {_REPLIES[kind]}, and nothing else."))
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from qreward.codecs import finish_reason
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, Unbound, Unfinished, WireRequest
+from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, ending_of
 from qreward.codecs.decisions import (
     FLOAT32_ROUNDING,
     MOST_LETTERS,
@@ -24,11 +23,11 @@ from qreward.codecs.decisions import (
     Types,
     as_text,
     asked,
-    described,
     distribution,
     labels_of,
     mass,
     member,
+    option_texts,
     probability,
     unique_names,
     valid_input,
@@ -131,7 +130,7 @@ class SGLangDialect(Dialect):
         if isinstance(question, YesNo):
             return asked | {word: text for word, text in (("yes", question.yes), ("no", question.no)) if text}
         if isinstance(question, Score):
-            return asked | {"levels": described(question)}
+            return asked | {"levels": option_texts(question)}
         return asked | {"options": _options("name", unique_names(question.options), question)}
 
     def join(self, written: list[bytes]) -> bytes:
@@ -179,7 +178,7 @@ class SystemOneDialect(SGLangDialect):
         if isinstance(question, YesNo):
             criteria = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
         elif isinstance(question, Score):
-            criteria = described(question)
+            criteria = option_texts(question)
         else:
             pairs = zip(unique_names(question.options), question.descriptions, strict=True)
             criteria = {name: text or None for name, text in pairs}
@@ -279,14 +278,14 @@ class ChatDialect(Dialect):
             raise Malformed("the answer has no choices")
         if choices[0].get("error"):
             raise EmbeddedError(choices[0]["error"])
-        ending = finish_reason.ending_of(choices[0].get("finish_reason"))
-        if ending in finish_reason.ABORTED:
+        ending = ending_of(choices[0].get("finish_reason"))
+        if ending in ABORTED:
             raise Unfinished(str(ending))
         return choices[:1]
 
     def read(self, question: Question, row: Any) -> FoundAnswer:
         message = row.get("message")
-        withheld = finish_reason.ending_of(row.get("finish_reason")) in finish_reason.WITHHELD
+        withheld = ending_of(row.get("finish_reason")) in WITHHELD
         if withheld or (isinstance(message, dict) and message.get("refusal")):
             raise NoAnswer(_DECLINED)
         labels, found = labels_of(question), dict[str, float]()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from qreward.codecs.base import WireRequest
-from qreward.codecs.finish_reason import LENGTH
+from qreward.codecs.base import LENGTH, WireRequest
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.judge.codec import Reply
 from qreward.judge.deciding import DecidingModel, halves, joined

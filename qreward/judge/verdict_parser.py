@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from qreward import options
-from qreward.codecs.finish_reason import described
+from qreward.codecs.base import described
 from qreward.errors import ConfigError
 from qreward.judge.answers import JSON, request_for
 from qreward.judge.codec import ModelReply

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure
 from qreward.codecs.error_body import one_line
-from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.answers import JSON
 from qreward.judge.codec import JUDGE, LOG, ModelReply, Reply, encoded, log_unknown, parse_reply, refuses_format

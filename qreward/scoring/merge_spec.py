@@ -11,9 +11,8 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
-from qreward.codecs.rewards.answers import share
-from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, shape_of, tokens_in
-from qreward.codecs.rewards.registry import EMBED, RERANK, codec_at
+from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, shape_of, share, tokens_in
+from qreward.codecs.rewards.kinds import EMBED, RERANK, codec_at
 from qreward.errors import BadRequest, ConfigError, InvalidResponse
 from qreward.options import preparer
 from qreward.results import Answered, Usage

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.base import ABORTED, EmbeddedError, Malformed, Reply, TransportError, Unfinished
 from qreward.codecs.error_body import (
     INVALID_SCORES,
     LOOKED_AT,
@@ -25,7 +25,6 @@ from qreward.codecs.error_body import (
     read_error,
     status_of,
 )
-from qreward.codecs.finish_reason import ABORTED
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,

@@ -17,11 +17,10 @@ from shared_tools import each
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.chat_stream import read_chunk
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import passthrough
-from qreward.codecs.rewards.registry import COMPLETE, EMBED, SCORE, bound
+from qreward.codecs.rewards.kinds import COMPLETE, EMBED, SCORE, bound
 from qreward.codecs.sse import Event
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES

@@ -14,7 +14,7 @@ from leftovers import leftovers
 from qreward import Endpoint
 from qreward.codecs.base import Malformed
 from qreward.codecs.decisions import as_text, labels_of
-from qreward.codecs.rewards.registry import bound
+from qreward.codecs.rewards.kinds import bound
 from qreward.decisions import Question, Score, YesNo
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric

@@ -9,8 +9,8 @@ from typing import Any
 from leftovers import leftovers  # noqa: F401 - for the tests
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.codecs.rewards.answers import ListAnswer, RewardScore
-from qreward.codecs.rewards.registry import bound
+from qreward.codecs.rewards.base import ListAnswer, RewardScore
+from qreward.codecs.rewards.kinds import bound
 from qreward.errors import BadRequest, InvalidResponse, RateLimited, ServerError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Answer, Failure, FailureKind

@@ -11,7 +11,7 @@ from openai.types import CompletionChoice, Moderation
 
 from qreward import BadRequest, Endpoint, Limits, QRewardClient
 from qreward.codecs.base import WireRequest
-from qreward.codecs.rewards.registry import COMPLETE, bound
+from qreward.codecs.rewards.kinds import COMPLETE, bound
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 FAKE = FakeEndpoint("api", models=["*"], kind="openai", max_concurrency=2, latency=Latency(base=0.02))

@@ -15,9 +15,8 @@ from multidict import CIMultiDict
 from shared_tools import each
 
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, PassthroughCodec, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import PassthroughCodec, passthrough
 from qreward.codecs.rate_limit_headers import retry_after
 from qreward.errors import (
     AuthenticationFailed,
@@ -31,7 +30,7 @@ from qreward.errors import (
 )
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection
+from qreward.transport.backend import EndpointConnection
 from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport
 from qreward.transport.redaction import Secrets
 

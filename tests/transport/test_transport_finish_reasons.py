@@ -9,15 +9,14 @@ from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
 from transport_server import always
 
-from qreward.codecs.base import Malformed, Reply, WireRequest
+from qreward.codecs.base import Malformed, Reply, WireRequest, ending_of, is_whole
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
-from qreward.codecs.finish_reason import ending_of, is_whole
-from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
+from qreward.codecs.rewards.kinds import COMPLETE, SCORE, bound
 from qreward.errors import InvalidResponse
 from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection
+from qreward.transport.backend import EndpointConnection
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "MAX_TOKENS", "content_filter", "SAFETY", "abort", "error", "odd")

@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.finish_reason import described, ending_of, is_failure
+from qreward.codecs.base import EmbeddedError, Malformed, described, ending_of, is_failure
 
 
 class InvalidRow(Exception):

@@ -10,9 +10,8 @@ from reward_tools import answered, ask, call, codec, failed
 from shared_tools import each, run
 
 from qreward.codecs.base import EmbeddedError, Reply
-from qreward.codecs.rewards.answers import RewardScore
-from qreward.codecs.rewards.base import Operation, splits
-from qreward.codecs.rewards.registry import BUILT_IN, CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
+from qreward.codecs.rewards.base import Operation, RewardScore, splits
+from qreward.codecs.rewards.kinds import BUILT_IN, CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import AuthenticationFailed, BadRequest, ConfigError, InvalidResponse, RateLimited, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel

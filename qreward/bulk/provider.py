@@ -295,10 +295,10 @@ class BatchApi:
             return read(kind, reply.body)
         except Malformed as error:
             call = partial_request("/v1/batches", model)
-            raise CallFailed(self.connection.failure_from_body(error, Reply(200, {}, reply.body), call)) from None
+            raise CallFailed(self.connection.failed(Reply(200, {}, reply.body), call).by_body(error)) from None
 
     def _failed(self, error: Exception, model: str) -> CallFailed:
         return CallFailed(failure_of(error, self.endpoint, partial_request("/v1/batches", model), self.connection))
 
     def _refused(self, reply: Reply, model: str) -> CallFailed:
-        return CallFailed(self.connection.failure_from_reply(reply, partial_request("/v1/batches", model)))
+        return CallFailed(self.connection.failed(reply, partial_request("/v1/batches", model)).by_status())

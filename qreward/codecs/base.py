@@ -35,7 +35,8 @@ def hash_of_group(group: object, start: int = 0) -> int:
 
 
 class Codec(Protocol):
-    """Encodes and decodes one kind of request, such as a chat completion. ``path`` is the path of the API."""
+    """Encodes and decodes one kind of request, such as a chat completion. ``path`` is the path of the API. It is relative to ``base_url``,
+    or to the root of the server if the codec has an attribute ``native`` that is true."""
 
     path: str
 
@@ -82,13 +83,6 @@ class Unfinished(Exception):
     def __init__(self, ending: str) -> None:
         super().__init__(described(ending))
         self.ending = ending
-
-
-def with_priority(body: bytes, call: WireRequest) -> bytes:
-    """Return the JSON body of a request with the member ``priority``, unless the caller has set it."""
-    if call.level is None or "priority" in (call.params or ()):
-        return body
-    return b'%b,"priority":%d}' % (body[:-1], call.level)
 
 
 class Reply(msgspec.Struct, eq=False):

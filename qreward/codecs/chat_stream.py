@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, ending_of
@@ -16,8 +15,6 @@ from qreward.codecs.chat import ChatAnswer, completed, joined, paired
 from qreward.codecs.error_body import error_in
 from qreward.codecs.sse import Event
 from qreward.results import Usage
-
-NOTHING = msgspec.Raw(b"null")
 
 _HEARTBEATS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive"})
 """Names of events that only keep the connection open. Their data has no meaning."""
@@ -29,7 +26,7 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int = 0
     delta: dict[str, Any] = {}
     finish_reason: Any = None
-    logprobs: msgspec.Raw = NOTHING
+    logprobs: Any = None
     more: dict[str, Any] | None = msgspec.field(default=None, name="(more)")
 
     @property
@@ -128,9 +125,7 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
     found = delta if isinstance(delta, dict) else message
     index = members.pop("index", 0)
     finish, logprobs = members.pop("finish_reason", None), members.pop("logprobs", None)
-    raw_logprobs = NOTHING if logprobs is None else msgspec.Raw(json.dumps(logprobs).encode())
-    place = index if type(index) is int else 0
-    return ChunkChoice(place, found if isinstance(found, dict) else {}, finish, raw_logprobs, members or None)
+    return ChunkChoice(index if type(index) is int else 0, found if isinstance(found, dict) else {}, finish, logprobs, members or None)
 
 
 def tells_usage_only(chunk: Any) -> bool:
@@ -164,7 +159,7 @@ class _Choice:
         self.message: dict[str, Any] = {}
         self.ending: Any = None
         self.goes_on = False  # True after output that followed an ending
-        self.logprobs: list[Raw] = []
+        self.logprobs: list[Any] = []
         self.more: dict[str, Any] = {}
 
     def add(self, choice: ChunkChoice, length: int) -> int:
@@ -178,7 +173,7 @@ class _Choice:
             elif value is not None:
                 _merge(self.message, name, joined(value) if name == "content" else value)
                 kept += length
-        if choice.logprobs != NOTHING:
+        if choice.logprobs is not None:
             self.logprobs.append(choice.logprobs)
             kept += length
         if choice.more:
@@ -195,7 +190,7 @@ class _Choice:
                 call.pop("index", None)
         logprobs: dict[str, Any] = {}
         for each in self.logprobs:
-            _merge(logprobs, "logprobs", jsonio.read(bytes(each)))
+            _merge(logprobs, "logprobs", each)
         return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(logprobs), **self.more}
 
 

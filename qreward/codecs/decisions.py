@@ -320,10 +320,13 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
     return names
 
 
+def described(question: Question) -> list[tuple[str, str]]:
+    """Return the name and the description of each option."""
+    return list(zip(unique_names(question.options), question.descriptions, strict=True))
+
+
 def option_texts(question: Question) -> list[str]:
-    """Return the text of each option: its name, and its description if it has one."""
-    pairs = zip(unique_names(question.options), question.descriptions, strict=True)
-    return [f"{name}: {text}" if text else name for name, text in pairs]
+    return [f"{name}: {text}" if text else name for name, text in described(question)]
 
 
 def asked(question: Question) -> str:

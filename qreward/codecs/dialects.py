@@ -23,17 +23,17 @@ from qreward.codecs.decisions import (
     Types,
     as_text,
     asked,
+    described,
     distribution,
     labels_of,
     mass,
     member,
     option_texts,
     probability,
-    unique_names,
     valid_input,
     yes_and_no,
 )
-from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
+from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.settings.policies import Endpoint
 
@@ -41,16 +41,19 @@ _DECLINED = "the model declined to answer"
 
 
 class OpenAIDialect(Dialect):
-    """Asks for decisions as the package ``openai`` 3.54 defines them (``types/decision_create_params.py``, ``types/decision.py``)."""
+    """Asks for decisions as the package ``openai`` 3.54 defines them (``types/decision_create_params.py``, ``types/decision.py``), or as
+    vLLM 0.33 serves them (``entrypoints/openai/decisions``)."""
 
-    name = "openai"
     path = "/decisions"
-    most_questions = 400
-    most_options = 255
     types: ClassVar[Types] = {YesNo: "predicate", Score: "score", Choice: "choice"}
 
+    def __init__(self, name: str = "openai", questions: int = 400, options: int = 255, *, tells_mass: bool = False) -> None:
+        super().__init__()
+        self.name, self.most_questions, self.most_options = name, questions, options
+        self._tells_mass = tells_mass
+
     def input_of(self, given: Input) -> Any:
-        return given
+        return given if self.name == "openai" else super().input_of(given)
 
     def write(self, question: Question) -> dict[str, Any]:
         name = {} if question.name is None else {"name": question.name}
@@ -59,7 +62,7 @@ class OpenAIDialect(Dialect):
             means = [f"{word} means: {text}" for word, text in (("Yes", question.yes), ("No", question.no)) if text]
             return {**asked, "instructions": "\n".join([question.instructions, *means])}
         key, options = ("label", "levels") if isinstance(question, Score) else ("value", "choices")
-        return {**asked, options: _options(key, question.options, question)}
+        return {**asked, options: _options(key, zip(question.options, question.descriptions, strict=True))}
 
     def keys_of(self, question: Question) -> list[Any]:
         """Return the number of each level, or the value of each choice, with its type, because ``True`` equals 1."""
@@ -94,27 +97,7 @@ class OpenAIDialect(Dialect):
         if isinstance(question, Score) and any(each.get("label", own) != own for each, own in zip(raw, question.options, strict=True)):
             raise InvalidAnswer("its levels are not those of the question")
         numbers, confidence = distribution([each.get("probability") for each in raw]), probability(row.get("confidence"))
-        return numbers, self.label_mass(confidence, max(numbers)), confidence
-
-    def label_mass(self, confidence: float, highest: float) -> float | None:  # noqa: ARG002 - for subclasses
-        """Return the label mass of an answer; None if the API does not report it."""
-        return None
-
-
-class VLLMDialect(OpenAIDialect):
-    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``)."""
-
-    name = "vllm"
-    most_questions = 64
-    most_options = 26
-    input_of = Dialect.input_of
-
-    def __init__(self, *, is_vllm: bool) -> None:
-        super().__init__()
-        self._is_vllm = is_vllm
-
-    def label_mass(self, confidence: float, highest: float) -> float | None:
-        return min(confidence / highest, 1.0) if self._is_vllm else None
+        return numbers, min(confidence / max(numbers), 1.0) if self._tells_mass else None, confidence
 
 
 class SGLangDialect(Dialect):
@@ -131,7 +114,7 @@ class SGLangDialect(Dialect):
             return asked | {word: text for word, text in (("yes", question.yes), ("no", question.no)) if text}
         if isinstance(question, Score):
             return asked | {"levels": option_texts(question)}
-        return asked | {"options": _options("name", unique_names(question.options), question)}
+        return asked | {"options": _options("name", described(question))}
 
     def join(self, written: list[bytes]) -> bytes:
         return b"[" + b",".join([b'{"id":"%d",%b' % (place, each[1:]) for place, each in enumerate(written)]) + b"]"
@@ -174,19 +157,13 @@ class SystemOneDialect(SGLangDialect):
         self.most_options = most_options
 
     def write(self, question: Question) -> dict[str, Any]:
-        criteria: Any
-        if isinstance(question, YesNo):
-            criteria = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
-        elif isinstance(question, Score):
-            criteria = option_texts(question)
-        else:
-            pairs = zip(unique_names(question.options), question.descriptions, strict=True)
-            criteria = {name: text or None for name, text in pairs}
-        return {
-            "type": self.types[type(question)],
-            "instructions": question.instructions,
-            **({"criteria": criteria} if criteria else {}),
-        }
+        asked: dict[str, Any] = {"type": self.types[type(question)], "instructions": question.instructions}
+        if isinstance(question, Score):
+            return asked | {"criteria": option_texts(question)}
+        if isinstance(question, Choice):
+            return asked | {"criteria": {name: text or None for name, text in described(question)}}
+        means = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
+        return asked | ({"criteria": means} if means else {})
 
     def join(self, written: list[bytes]) -> bytes:
         return b"{" + b",".join([b'"%d":%b' % (place, each) for place, each in enumerate(written)]) + b"}"
@@ -307,8 +284,7 @@ class ChatDialect(Dialect):
         return distribution([found.get(label, 0.0) / whole for label in labels]), whole, None
 
 
-def _options(key: str, names: Sequence[str | bool], question: Question) -> list[dict[str, Any]]:
-    pairs = zip(names, question.descriptions, strict=True)
+def _options(key: str, pairs: Iterable[tuple[Option, str]]) -> list[dict[str, Any]]:
     return [{key: name, **({"description": text} if text else {})} for name, text in pairs]
 
 
@@ -329,7 +305,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 OPENAI, SGLANG = OpenAIDialect(), SGLangDialect()
-VLLM, LIKE_VLLM = VLLMDialect(is_vllm=True), VLLMDialect(is_vllm=False)
+VLLM, LIKE_VLLM = OpenAIDialect("vllm", 64, 26, tells_mass=True), OpenAIDialect("vllm", 64, 26)
 SYSTEMONE, SYSTEMONE_OF_SGLANG = SystemOneDialect(26), SystemOneDialect(255)
 CHATS = [ChatDialect({}, top) for top in TOPS]
 CHATS_WITHOUT_THINKING = [ChatDialect({"chat_template_kwargs": {"enable_thinking": False}}, top) for top in TOPS]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -50,7 +50,8 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    path = "/embeddings"
+    def __init__(self, path: str, native: bool) -> None:
+        self.path, self.native = path, native
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         return jsonio.write(
@@ -102,7 +103,8 @@ class EmbeddingsCodec:
         return inputs
 
 
-EMBEDDINGS = EmbeddingsCodec()
+embeddings_codec = cache(EmbeddingsCodec)
+EMBEDDINGS = embeddings_codec("/embeddings", False)
 
 _KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest, with_priority
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.decisions import DecisionReply, Dialect
@@ -24,7 +26,7 @@ from qreward.settings.policies import BATCH_KIND, Endpoint
 from qreward.transport import connection_settings
 from qreward.transport.aiohttp_transport import AiohttpTransport
 from qreward.transport.base import ByteStream, HttpTransport, too_long
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
+from qreward.transport.error_mapping import FailedReply, failure_from_transport, shorten
 from qreward.transport.httpx_transport import HttpxTransport
 from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
@@ -51,8 +53,8 @@ class HttpBackend:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
             if isinstance(call.codec, Decide):
                 return await _decided(call.codec, connection, endpoint, call)
-            whole, (call, path, native) = call, bound(call, endpoint)
-            return await connection.ask(call, path, native, whole)
+            call = bound(call, endpoint)
+            return await connection.ask(call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -140,14 +142,13 @@ async def _decided(decide: Decide, connection: EndpointConnection, endpoint: End
     dialect: Dialect | None = decide.dialect_at(endpoint, model)
     refusals = list[tuple[Dialect, Failure]]()
     while dialect is not None:
-        asked = WireRequest(dialect, model, call.inputs, call.params, call.headers, call.group)
-        outcome = await connection.ask(asked, dialect.path, dialect.native, call)
+        outcome = await connection.ask(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
             decide.answered(endpoint, model, dialect, tried)
             return outcome
         if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
-            probe = WireRequest(dialect, model, PROBE, {}, call.headers)
-            if isinstance(await connection.ask(probe, dialect.path, dialect.native, probe), Answer):
+            shown = await connection.ask(WireRequest(dialect, model, PROBE, {}, call.headers))
+            if isinstance(shown, Answer):
                 decide.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
         tried[dialect] = outcome.error
         refusals.append((dialect, outcome))
@@ -199,31 +200,29 @@ class EndpointConnection:
     async def aclose(self) -> None:
         await self.transport.aclose()
 
-    def encoded(self, call: WireRequest, whole: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
-        """Return the body and the additional headers of a request. Raises ``BadRequest``.
-
-        ``whole`` is the request before it was bound to the endpoint: the scheduler sets its level when it is sent.
-        """
+    def encoded(self, call: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
+        """Return the body and the additional headers of a request. Raises ``BadRequest``."""
         endpoint = self.endpoint
         body = call.codec.encode(call, self.renamed.get(call.model, call.model))
-        if endpoint.send_priority:
-            body = with_priority(body, whole)
+        if endpoint.send_priority and call.level is not None and "priority" not in call.params:
+            body = b'%b,"priority":%d}' % (body[:-1], call.level)
         if call.headers is not None:
             connection_settings.check_call_headers(call.headers, call.model)
         return body, connection_settings.call_headers(endpoint, call)
 
-    async def ask(self, call: WireRequest, path: str, native: bool, whole: WireRequest) -> Answer | Failure:
-        """Send a request and return its outcome. A ``native`` path is outside ``/v1``. Raises ``TransportError`` and ``BadRequest``."""
-        return self.outcome_of(await self.transport.post(self.root + path if native else path, *self.encoded(call, whole)), call)
+    async def ask(self, call: WireRequest) -> Answer | Failure:
+        """Send a request and return its outcome. Raises ``TransportError`` and ``BadRequest``."""
+        path = self.root + call.codec.path if getattr(call.codec, "native", False) else call.codec.path
+        return self.outcome_of(await self.transport.post(path, *self.encoded(call)), call)
 
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
         if not 200 <= reply.status < 300:
-            return self.failure_from_reply(reply, call)
+            return self.failed(reply, call).by_status()
         try:
             value = call.codec.decode(reply.body, call)
         except (Malformed, EmbeddedError, Unfinished) as error:
-            return self.failure_from_body(error, reply, call)
+            return self.failed(reply, call).by_body(error)
         if isinstance(value, DecisionReply):
             for fault in value.table.errors.values():
                 if isinstance(fault, RequestError):
@@ -233,17 +232,10 @@ class EndpointConnection:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
 
-    def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
-        secrets = self.secrets.and_headers(call.headers)
-        return failure_from_reply(reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
-
-    def failure_from_body(self, error: Malformed | EmbeddedError | Unfinished, reply: Reply, call: WireRequest) -> Failure:
-        secrets = self.secrets.and_headers(call.headers)
-        return failure_from_body(error, reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
-
-    def _is_keyless(self, call: WireRequest) -> bool:
+    def failed(self, reply: Reply, call: WireRequest) -> FailedReply:
         endpoint = self.endpoint
-        return endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
+        keyless = endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
+        return FailedReply(reply, self.name, call.model, self.secrets.and_headers(call.headers), keyless)
 
     async def probe(self) -> ProbeResult:
         """Probe the server. If no connection opens, it is not ready; after a timeout or a broken connection, that is unknown."""
@@ -501,7 +493,7 @@ class ChatStream:
         return failure_of(error, self._connection.endpoint, self._call, self._connection)
 
     def _failure(self, error: Malformed | EmbeddedError | Unfinished, data: bytes) -> Failure:
-        return self._connection.failure_from_body(error, Reply(self._body.status, self.headers, data), self._call)
+        return self._connection.failed(Reply(self._body.status, self.headers, data), self._call).by_body(error)
 
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
@@ -513,15 +505,15 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
     if ours and refused:
         reply = await body.read_whole(cap)
         if _OPTIONS.encode() not in reply.body:
-            return connection.failure_from_reply(reply, call)
+            return connection.failed(reply, call).by_status()
         body = await _send(connection, call, {})
     if not 200 <= body.status < 300:
-        return connection.failure_from_reply(await body.read_whole(cap), call)
+        return connection.failed(await body.read_whole(cap), call).by_status()
     if ours and refused:
         connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
     return ChatStream(body, connection, call)
 
 
 async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
-    request = WireRequest(call.codec, call.model, call.inputs, {**call.params, "stream": True, **options}, call.headers, call.group)
-    return await connection.transport.begin("POST", call.codec.path, *connection.encoded(request, call))
+    request = replace(call, params={**call.params, "stream": True, **options})
+    return await connection.transport.begin("POST", call.codec.path, *connection.encoded(request))

@@ -59,7 +59,7 @@ class EncodingBackend(ListBackend):
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
         try:
-            asked, _, _ = bound(call, endpoint)
+            asked = bound(call, endpoint)
             asked.codec.encode(asked, call.model)
         except BadRequest as error:
             self.sent.append((endpoint.name, 0.0, list(call.inputs)))

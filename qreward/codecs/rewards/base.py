@@ -18,11 +18,6 @@ from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import RewardModel
 
-TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
-"""The kinds of items. Items of different kinds never share a request."""
-LONE = frozenset({CHAT_ITEM, PARTS})
-"""Kinds of items that are sent alone: the body of a request holds only one item of such a kind."""
-
 _BYTES_AROUND_ITEM = 16  # bytes of the JSON syntax of one item: quotes, brackets and a comma
 _BYTES_AROUND_ITEMS = 512  # bytes of all other members of a body
 
@@ -115,11 +110,8 @@ def _chat(messages: Any) -> Conversation:
     return Conversation(checked)
 
 
-def shape_of(item: Any) -> str:
-    return _SHAPES[type(item)]
-
-
-_SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: PARTS}
+LONE = (Conversation, Parts)
+"""Types of items that are sent alone: the body of a request holds only one of them. Items of different types never share a request."""
 
 
 def tokens_in(item: Any) -> float:
@@ -421,7 +413,7 @@ class ListCodec:
 
         Raises ``BadRequest`` if the server does not accept the item.
         """
-        return shape_of(self.form(item)) not in LONE
+        return not isinstance(self.form(item), LONE)
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the body.
@@ -430,10 +422,9 @@ class ListCodec:
         """
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
-        lone = LONE & set(map(shape_of, items))
-        if len(items) > 1 and lone:
-            count = len(items)
-            raise BadRequest(f"this server takes one {min(lone)} per request, not {count}; set RewardModel(template=...) to send texts")
+        if len(items) > 1 and (lone := next((item for item in items if isinstance(item, LONE)), None)) is not None:
+            kind = "chat" if isinstance(lone, Conversation) else "parts"
+            raise BadRequest(f"this server takes one {kind} per request, not {len(items)}; set RewardModel(template=...) to send texts")
         body = self.body(items)
         if taken := body.keys() & call.params.keys():
             raise BadRequest(f"{min(taken)!r} holds the items in the body of {self.path}; leave it out of the parameters")

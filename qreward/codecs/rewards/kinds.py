@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from msgspec.structs import replace
+
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import Codec, Malformed, WireRequest
 from qreward.codecs.chat import joined
-from qreward.codecs.dialects import Decide
-from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.embeddings import EMBEDDINGS, embeddings_codec
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.base import (
     ALONE,
@@ -515,22 +516,17 @@ def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
     return codec_of(endpoint.kind, operation, settings)
 
 
-def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
-    """Return a request with the codec of the endpoint that it goes to, the path, and whether the path is outside ``/v1``.
-
-    A chat has the same codec and path at every endpoint.
-    """
-    codec = call.codec
-    if isinstance(codec, Operation):
-        found = codec_at(endpoint, codec)
-        return WireRequest(found, call.model, call.inputs, call.params, call.headers), found.path, found.native
-    if codec is EMBEDDINGS:
-        place = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)
-        return call, place.path, place.native
-    if isinstance(codec, Decide):
-        dialect = codec.dialect_at(endpoint, call.model)
-        return WireRequest(dialect, call.model, call.inputs, call.params, call.headers, call.group), dialect.path, dialect.native
-    return call, codec.path, getattr(codec, "native", False)
+def bound(call: WireRequest, endpoint: Endpoint) -> WireRequest:
+    """Return a request with the codec of the endpoint that it goes to. Most requests have the same codec at every endpoint."""
+    codec: Codec
+    if isinstance(call.codec, Operation):
+        codec = codec_at(endpoint, call.codec)
+    elif call.codec is EMBEDDINGS:
+        route = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)
+        codec = embeddings_codec(route.path, route.native)
+    else:
+        return call
+    return replace(call, codec=codec)
 
 
 def server_root(base_url: str) -> str:

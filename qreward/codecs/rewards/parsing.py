@@ -64,22 +64,13 @@ def order_of(indexes: list[Any]) -> list[int] | None:
 
 def number(raw: Any, what: str = "score") -> float:
     """Return a finite number. Raises ``InvalidRow`` for anything else, including null, NaN and true."""
-    if type(raw) is float or type(raw) is int:
-        try:
-            value = float(raw)
-        except OverflowError:
-            value = math.inf
-        if math.isfinite(value):
-            return value
+    if (type(raw) is float or type(raw) is int) and (value := jsonio.finite(raw)) is not None:
+        return value
     raise InvalidRow(f"its {what} is {safe_repr(raw)}, not a finite number")
 
 
 def is_number(raw: Any) -> bool:
-    try:
-        number(raw)
-    except InvalidRow:
-        return False
-    return True
+    return type(raw) in (float, int) and jsonio.finite(raw) is not None
 
 
 def numbers(raw: Any, what: str) -> list[float]:

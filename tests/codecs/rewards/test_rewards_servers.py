@@ -20,7 +20,7 @@ from qreward.testing.openai_api import vector
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of, softmax
 from qreward.testing.text import canonical, digest_of, echo_text
 from qreward.transport.backend import HttpBackend
-from qreward.transport.error_mapping import failure_from_body
+from qreward.transport.error_mapping import FailedReply
 from qreward.transport.redaction import Secrets
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
@@ -311,5 +311,5 @@ def test_an_error_with_status_200_is_an_error_and_its_zero_is_no_reward(kind: st
     asked = call(SCORE, ["a"] if kind != "nim" else [("q", "a")])
     with pytest.raises(EmbeddedError) as caught:
         codec(kind, asked).decode(json.dumps(document).encode(), asked)
-    failure = failure_from_body(caught.value, Reply(200, {}, b""), "gpu-0", "m", Secrets(), 0.0)
+    failure = FailedReply(Reply(200, {}, b""), "gpu-0", "m", Secrets()).by_body(caught.value)
     assert failure.kind is expected

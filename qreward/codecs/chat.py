@@ -50,11 +50,9 @@ class ChatAnswer(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def text(self) -> str:
-        """Return the content of the first choice as text. The parts of a list are joined. Without content, the text is ``""``."""
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion`` whose first choice has the index 0."""
         built = jsonio.build(_completion_type(), self.body, partial(completed, "chat.completion", "message", self.model))
         if len(built.choices) > 1:
             built.choices.sort(key=lambda choice: choice.index)

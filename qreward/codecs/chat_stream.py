@@ -63,7 +63,6 @@ class ChatChunk(msgspec.Struct, gc=False):
         return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletionChunk``. Missing members are filled in. Members of a wrong type are kept as they are."""
         from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
@@ -83,7 +82,6 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
 
 
 def whole_chunk(body: bytes, model: str) -> ChatChunk:
-    """Return the response of a server that does not stream, as one chunk. Raises ``Malformed`` or ``EmbeddedError``."""
     chunk = _read_leniently(Event(body), model)
     if chunk is None:
         raise Malformed("the answer has no choices")
@@ -257,7 +255,6 @@ class StreamAccumulator:
         return "" if first is None else paired("".join(first.message.get("content", ())))
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
         body = json.dumps(self.document(), separators=(",", ":")).encode()
         return ChatAnswer(body, self.model, None, self.usage).build()
 
@@ -314,7 +311,6 @@ def _merge_item(known: Indexed, item: Any) -> None:
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
-    """Return the index of the tool call to which an item belongs."""
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)

@@ -1,19 +1,19 @@
-"""Decisions: typed questions about one input, and a probability for each option. The input, the words of a question, and ``Dialect``, the
-base of all forms in which servers take questions."""
+"""Decisions: typed questions about one input, the dialects in which servers take them, and which dialect an endpoint uses."""
 
 from __future__ import annotations
 
 import math
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 from unicodedata import category
 
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
+from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
 from qreward.decisions import (
     MIN_LABEL_MASS,
@@ -22,6 +22,7 @@ from qreward.decisions import (
     Decision,
     DecisionAnswer,
     FoundAnswer,
+    Option,
     Question,
     Score,
     YesNo,
@@ -30,6 +31,7 @@ from qreward.decisions import (
 )
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.records import Usage
+from qreward.settings.policies import Endpoint
 
 Types = Mapping[type[YesNo] | type[Score] | type[Choice], str]
 Input = str | list[dict[str, str]]
@@ -140,15 +142,12 @@ class Dialect(ABC):
         return given if isinstance(given, str) else as_text(given)
 
     def join(self, written: list[bytes]) -> bytes:
-        """Return the JSON of all questions. ``written`` has the JSON of each question."""
         return b"[" + b",".join(written) + b"]"
 
     def keys_of(self, question: Question) -> list[Any]:
-        """Return what identifies each option in an answer: its name, unless a subclass says otherwise."""
         return unique_names(question.options) if isinstance(question, Choice) else list(labels_of(question))
 
     def written(self, questions: tuple[Question, ...]) -> bytes:
-        """Return the JSON of all questions, which is cached. Raises ``BadRequest``."""
         found = self._written.get(id(questions))
         if found is None:
             if len(self._written) >= _MOST_TUPLES:
@@ -206,7 +205,6 @@ class Dialect(ABC):
             raise InvalidAnswer(f"it has the type {kind!r}")
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
         given, questions, _ = call.inputs
         size = len(given) if isinstance(given, str) else sum([len(message["content"]) for message in given])
         return (size + len(self.written(questions))) / CHARS_PER_TOKEN, float(len(questions))
@@ -244,7 +242,6 @@ def mass(number: object) -> float | None:
 
 
 def yes_and_no(number: object) -> tuple[float, float]:
-    """Return the probabilities of yes and no. ``number`` is that of yes."""
     yes = probability(number)
     return yes, 1.0 - yes
 
@@ -321,7 +318,6 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
 
 
 def described(question: Question) -> list[tuple[str, str]]:
-    """Return the name and the description of each option."""
     return list(zip(unique_names(question.options), question.descriptions, strict=True))
 
 
@@ -338,7 +334,6 @@ def asked(question: Question) -> str:
 
 
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as one text, for APIs that take no conversation. A single message is returned without its role."""
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
@@ -347,3 +342,384 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 def shown(question: Question) -> str:
     text = question.name or question.instructions
     return repr(text if len(text) <= 60 else text[:60] + "...")
+
+
+_DECLINED = "the model declined to answer"
+
+
+class OpenAIDialect(Dialect):
+    """Asks for decisions as the package ``openai`` 3.54 defines them (``types/decision_create_params.py``, ``types/decision.py``), or as
+    vLLM 0.33 serves them (``entrypoints/openai/decisions``)."""
+
+    path = "/decisions"
+    types: ClassVar[Types] = {YesNo: "predicate", Score: "score", Choice: "choice"}
+
+    def __init__(self, name: str = "openai", questions: int = 400, options: int = 255, *, tells_mass: bool = False) -> None:
+        super().__init__()
+        self.name, self.most_questions, self.most_options = name, questions, options
+        self._tells_mass = tells_mass
+
+    def input_of(self, given: Input) -> Any:
+        return given if self.name == "openai" else super().input_of(given)
+
+    def write(self, question: Question) -> dict[str, Any]:
+        name = {} if question.name is None else {"name": question.name}
+        asked: dict[str, Any] = {"type": self.types[type(question)], **name, "instructions": question.instructions}
+        if isinstance(question, YesNo):
+            means = [f"{word} means: {text}" for word, text in (("Yes", question.yes), ("No", question.no)) if text]
+            return {**asked, "instructions": "\n".join([question.instructions, *means])}
+        key, options = ("label", "levels") if isinstance(question, Score) else ("value", "choices")
+        return {**asked, options: _options(key, zip(question.options, question.descriptions, strict=True))}
+
+    def keys_of(self, question: Question) -> list[Any]:
+        values = range(len(question.options)) if isinstance(question, Score) else question.options
+        return [(type(value), value) for value in values]
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - checked by the caller
+        found = document.get("answers")
+        if not isinstance(found, list):
+            raise Malformed("the answer has no list of answers")
+        return found
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        kind, name = member(row, "type"), row.get("name")
+        if name is not None and name != question.name:
+            raise InvalidAnswer(f"it has the name {name!r} of another question")
+        if kind == "refusal":
+            raise NoAnswer(_DECLINED)
+        self.check_type(question, kind)
+        if isinstance(question, YesNo):
+            return yes_and_no(row.get("probability")), None, None
+        raw, keys = row.get("probabilities"), self.encoded(question).keys
+        if not isinstance(raw, list):
+            raise InvalidAnswer("it has no list of probabilities")
+        values = [member(each, "value") for each in raw]
+        told = [(type(value), value) for value in values]
+        if told != keys:
+            found = {key: each for key, each in zip(told, raw, strict=True) if isinstance(key[1], str | int)}
+            if len(raw) != len(keys) or found.keys() != set(keys):
+                raise InvalidAnswer("its probabilities are not those of the options")
+            raw = [found[key] for key in keys]
+        if isinstance(question, Score) and any(each.get("label", own) != own for each, own in zip(raw, question.options, strict=True)):
+            raise InvalidAnswer("its levels are not those of the question")
+        numbers, confidence = distribution([each.get("probability") for each in raw]), probability(row.get("confidence"))
+        return numbers, min(confidence / max(numbers), 1.0) if self._tells_mass else None, confidence
+
+
+class SGLangDialect(Dialect):
+    """Asks SGLang for decisions. SGLang reports the label mass of every answer. It has no limit of questions, but scores the prompts of
+    all questions in a request together."""
+
+    name = "sglang"
+    path = "/decisions"
+    types: ClassVar[Types] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
+
+    def write(self, question: Question) -> dict[str, Any]:
+        asked: dict[str, Any] = {"type": self.types[type(question)], "question": question.instructions}
+        if isinstance(question, YesNo):
+            return asked | {word: text for word, text in (("yes", question.yes), ("no", question.no)) if text}
+        if isinstance(question, Score):
+            return asked | {"levels": option_texts(question)}
+        return asked | {"options": _options("name", described(question))}
+
+    def join(self, written: list[bytes]) -> bytes:
+        return b"[" + b",".join([b'{"id":"%d",%b' % (place, each[1:]) for place, each in enumerate(written)]) + b"]"
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        found = document.get("answers")
+        if not isinstance(found, dict):
+            raise Malformed("the answer has no mapping of answers")
+        if len(found) != count or any(str(place) not in found for place in range(count)):
+            raise Malformed(f"the answer has {len(found)} answers, which do not match the {count} questions")
+        return [found[str(place)] for place in range(count)]
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        self.check_type(question, member(row, "type"))
+        return self.named_numbers(question, row), mass(row.get("label_mass")), None
+
+    def named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
+        raw, names = answer.get("probabilities"), self.encoded(question).keys
+        if type(raw) is not dict or len(raw) != len(names) or not raw.keys() >= set(names):
+            raise InvalidAnswer("its probabilities are not those of the options")
+        return distribution([raw[name] for name in names])
+
+
+class SystemOneDialect(SGLangDialect):
+    """Asks for decisions with the System One API. vLLM takes at most 26 options, and SGLang takes at most 255.
+
+    vLLM reports the label mass in ``diagnostics``, and SGLang reports it in the answer as ``x_label_mass``. Neither reports it for
+    checkpoints that were trained for decisions. The ``confidence`` of a response is ignored, because the servers compute it differently
+    (vLLM: probability times label mass; SGLang: distance from a uniform guess).
+    """
+
+    name = "systemone"
+    path = "/systemone"
+    types: ClassVar[Types] = {YesNo: "noul", Score: "score", Choice: "choice"}
+    input_member = "state"
+    reserved = frozenset({"model", "state", "questions"})
+
+    def __init__(self, most_options: int) -> None:
+        super().__init__()
+        self.most_options = most_options
+
+    def write(self, question: Question) -> dict[str, Any]:
+        asked: dict[str, Any] = {"type": self.types[type(question)], "instructions": question.instructions}
+        if isinstance(question, Score):
+            return asked | {"criteria": option_texts(question)}
+        if isinstance(question, Choice):
+            return asked | {"criteria": {name: text or None for name, text in described(question)}}
+        means = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
+        return asked | ({"criteria": means} if means else {})
+
+    def join(self, written: list[bytes]) -> bytes:
+        return b"{" + b",".join([b'"%d":%b' % (place, each) for place, each in enumerate(written)]) + b"}"
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        told, rows = document.get("diagnostics"), super().rows(document, count)
+        if told is None:
+            return [(row, None) for row in rows]
+        if not isinstance(told, dict):
+            raise Malformed("the diagnostics of the answer are no mapping")
+        return [(row, told.get(str(place), "")) for place, row in enumerate(rows)]
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        answer, diagnostics = row
+        self.check_type(question, member(answer, "type"))
+        numbers = yes_and_no(answer.get("noul")) if isinstance(question, YesNo) else self.named_numbers(question, answer)
+        told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
+        return numbers, mass(told), None
+
+
+class GenerativeScoringDialect(Dialect):
+    """Sends ``YesNo`` questions as items of one query. The server compares the probabilities that the next token is yes or no."""
+
+    name = "generative_scoring"
+    path = "/generative_scoring"
+    native = True
+    input_member = "query"
+    questions_member = "items"
+    types: ClassVar[Types] = {YesNo: "yes_no"}
+    reserved = frozenset({"model", "query", "items", "label_token_ids", "apply_softmax", "item_first"})
+
+    def __init__(self, labels: tuple[int, int] | None = None) -> None:
+        super().__init__({"label_token_ids": labels, "apply_softmax": True})
+
+    def write(self, question: Question) -> str:
+        if self.extra["label_token_ids"] is None:
+            raise BadRequest(f"{self.path} needs the ids of the tokens for yes and no; set Endpoint(decision_labels=(yes, no))")
+        return f"\n\n{asked(question)}\nAnswer:"
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        found = document.get("data")
+        if not isinstance(found, list) or [row.get("index") if isinstance(row, dict) else None for row in found] != list(range(count)):
+            raise Malformed(f"the answer has no list of scores of {count} items")
+        return found
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:  # noqa: ARG002 - all questions are alike
+        return yes_and_no(row.get("score")), None, None
+
+
+TOPS = (20, 10, 5)
+"""Numbers of the most probable first tokens whose log probabilities are requested. OpenAI returns at most 20 of them. A server that allows
+fewer (vLLM: ``--max-logprobs``) is asked for the next number."""
+UNSEEN = 0.05
+"""Maximum share (0 to 1) that the labels which are missing from the returned tokens may have of the probability of all labels. If their
+share could be higher, the question has no answer."""
+_LEAST = -1e4  # lower log probabilities count as this one; vLLM writes -9999 for minus infinity
+
+
+class ChatDialect(Dialect):
+    """Asks with ``POST /chat/completions`` and ``logprobs``. The question comes after the input, so that requests share a prefix. The
+    temperature is 1, because SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``)."""
+
+    name = "chat"
+    path = "/chat/completions"
+    most_questions = 1
+    most_options = MOST_LETTERS
+    types = SGLangDialect.types
+    reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
+
+    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0]) -> None:
+        super().__init__({"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra})
+
+    def write(self, question: Question) -> str:
+        return asked(question)
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        params, given, question = self.params_of(call), call.inputs.input, self.encoded(call.inputs.questions[0]).written
+        first: list[dict[str, str]] = []
+        if not isinstance(given, str):
+            first = given[:1] if len(given) > 1 and given[0]["role"] == "system" else []
+            given = as_text(given[len(first) :])
+        length = {} if "max_completion_tokens" in params else {"max_tokens": 1}
+        messages = [*first, {"role": "user", "content": f"{given}\n\n{question}"}]
+        return jsonio.write(model, "messages", messages, {**length, **params}, all_text=True)
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
+        choices = document.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise Malformed("the answer has no choices")
+        if choices[0].get("error"):
+            raise EmbeddedError(choices[0]["error"])
+        ending = ending_of(choices[0].get("finish_reason"))
+        if ending in ABORTED:
+            raise Unfinished(str(ending))
+        return choices[:1]
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        message = row.get("message")
+        withheld = ending_of(row.get("finish_reason")) in WITHHELD
+        if withheld or (isinstance(message, dict) and message.get("refusal")):
+            raise NoAnswer(_DECLINED)
+        labels, found = labels_of(question), dict[str, float]()
+        numbers: list[float] = []
+        for token, logprob in _tokens(row):
+            numbers.append(number := math.exp(min(max(logprob, _LEAST), 0.0)))
+            label = SPELLINGS.get(token)
+            if label in labels:
+                found[label] = found.get(label, 0.0) + number
+        whole = mass(math.fsum(found.values()))
+        if not whole:
+            raise NoAnswer("the model's first token is none of the labels (this dialect does not work with a model that thinks first)")
+        if missing := len(labels) - len(found):
+            # no other token is more probable than the least of the most probable ones
+            unseen = min(max(1.0 - math.fsum(numbers), 0.0), missing * min(numbers))
+            if unseen > UNSEEN * (whole + unseen):
+                share = f"{unseen / (whole + unseen):.2f} of the probability of all labels"
+                raise NoAnswer(f"the server returned too few tokens: the labels that are missing may have {share}")
+        return distribution([found.get(label, 0.0) / whole for label in labels]), whole, None
+
+
+def _options(key: str, pairs: Iterable[tuple[Option, str]]) -> list[dict[str, Any]]:
+    return [{key: name, **({"description": text} if text else {})} for name, text in pairs]
+
+
+def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(content, list) or not content:
+        raise NoAnswer("the server returned no log probabilities")
+    chosen = member(content[0], "token"), content[0].get("logprob")
+    top = content[0].get("top_logprobs")
+    pairs = [(member(each, "token"), each.get("logprob")) for each in top] if isinstance(top, list) else []
+    if all(token != chosen[0] for token, _ in pairs):
+        pairs.append(chosen)
+    for token, number in pairs:
+        if not isinstance(token, str) or type(number) not in (int, float) or not number <= FLOAT32_ROUNDING:
+            raise InvalidAnswer("a token has no valid log probability")
+    return pairs
+
+
+OPENAI, SGLANG = OpenAIDialect(), SGLangDialect()
+VLLM, LIKE_VLLM = OpenAIDialect("vllm", 64, 26, tells_mass=True), OpenAIDialect("vllm", 64, 26)
+SYSTEMONE, SYSTEMONE_OF_SGLANG = SystemOneDialect(26), SystemOneDialect(255)
+CHATS = [ChatDialect({}, top) for top in TOPS]
+CHATS_WITHOUT_THINKING = [ChatDialect({"chat_template_kwargs": {"enable_thinking": False}}, top) for top in TOPS]
+_scoring = lru_cache(maxsize=256)(GenerativeScoringDialect)
+
+DIALECTS: Mapping[str, Callable[[Endpoint], Sequence[Dialect]]] = {
+    "openai": lambda _: (OPENAI,),
+    "vllm": lambda endpoint: (VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM,),
+    "sglang": lambda _: (SGLANG,),
+    "systemone": lambda endpoint: (SYSTEMONE_OF_SGLANG if endpoint.kind == "sglang" else SYSTEMONE,),
+    "chat": lambda endpoint: CHATS_WITHOUT_THINKING if endpoint.kind in ("vllm", "sglang") else CHATS,  # whose templates can switch it off
+    "generative_scoring": lambda endpoint: (_scoring(endpoint.decision_labels),),
+}
+"""Name of a dialect -> its forms for an endpoint, in the order in which they are tried."""
+ORDER: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "systemone", "chat"), "sglang": ("sglang", "systemone", "chat")}
+"""Kind of an endpoint -> the dialects to try, the first one first."""
+
+PROBE = DecisionInput(
+    [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
+)
+"""A small decision that shows which dialect a server uses. vLLM takes no system message, so that it refuses the dialect ``openai``."""
+NO_SUCH_PATH = frozenset({404, 405, 501})
+"""HTTP statuses of responses from servers that do not have the path of a request."""
+OTHER_BODY = frozenset({400, 422})
+"""HTTP statuses of responses from servers that expect another form of the body."""
+MOST_KNOWN = 8192
+"""Maximum number of pairs of endpoint and model that are remembered. A full table is emptied. There is a limit because callers choose the
+names of models."""
+
+
+class Decide(Unbound):
+    """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
+    ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
+
+    name = "decide"
+
+    def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
+        self._learned = learned
+        self._known: dict[tuple[str, ...], Dialect] = {}
+
+    def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
+        """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet, or must use another one."""
+        found = self._known.get(_key_of(endpoint, model))
+        return found if found is None or endpoint.decisions in (None, found.name) else None
+
+    def is_certain(self, endpoint: Endpoint, model: str) -> bool:
+        return endpoint.decisions is not None or self.known(endpoint, model) is not None
+
+    def to_try(self, endpoint: Endpoint, model: str) -> list[Dialect]:
+        known = self.known(endpoint, model)
+        names = (endpoint.decisions,) if endpoint.decisions else ORDER.get(endpoint.kind, TAKE_ALL)
+        return [*([] if known is None else [known]), *(dialect for name in names for dialect in DIALECTS[name](endpoint))]
+
+    def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
+        return self.known(endpoint, model) or self.to_try(endpoint, model)[0]
+
+    def most_questions(self, endpoints: Iterable[Endpoint], model: str) -> int:
+        """Return the largest number of questions in a request that all endpoints accept; 1 if there is no endpoint."""
+        return min((self.dialect_at(endpoint, model).most_questions for endpoint in endpoints), default=1)
+
+    def next_dialect(self, endpoint: Endpoint, model: str, tried: Mapping[Dialect, Exception]) -> Dialect | None:
+        """Return the dialect in which a refused request is sent again: a server that does not have the path is asked in the others, and so
+        is one that refuses the body and has not answered before. ``tried`` has the errors of the dialects so far."""
+        known, last = self.known(endpoint, model), [*tried.values()][-1]
+        if status_of(last) not in NO_SUCH_PATH and (known in tried or not refuses_body(last)):
+            return None
+        missing = {dialect.path for dialect, error in tried.items() if status_of(error) in NO_SUCH_PATH}
+        found = next((each for each in self.to_try(endpoint, model) if each not in tried and each.path not in missing), None)
+        if found is not None and known in tried:  # the server was replaced; its path is gone
+            self.remember(endpoint, model, found)
+        return found
+
+    def answered(self, endpoint: Endpoint, model: str, dialect: Dialect, tried: Mapping[Dialect, Exception]) -> None:
+        """Remember the dialect of an answer, unless another one is known that was not refused."""
+        known = self.known(endpoint, model)
+        if known is not dialect and (known is None or known in tried):
+            self.remember(endpoint, model, dialect)
+
+    def remember(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[_key_of(endpoint, model)] = dialect
+        self._learned(endpoint, model, dialect)
+
+    def advice(self, endpoint: Endpoint, model: str, sent: Dialect, error: Exception) -> str:
+        """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""
+        status = status_of(error)
+        if isinstance(sent, ChatDialect) and status in OTHER_BODY and "logprob" in str(error).lower():
+            return "; decisions need the log probabilities of the first token: let the server return 20 of them (vLLM: --max-logprobs 20)"
+        if status not in NO_SUCH_PATH and (status not in OTHER_BODY or self.is_certain(endpoint, model)):
+            return ""
+        where = f"set decisions= of endpoint {endpoint.name!r}"
+        return f"; the decision was sent in the dialect {sent.name!r}; if the server uses another one, {where}"
+
+    def validate(self, inputs: Any) -> DecisionInput:
+        return valid_input(inputs)
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens
+
+
+def refuses_body(error: Exception) -> bool:
+    return status_of(error) in OTHER_BODY or isinstance(error, InvalidResponse)
+
+
+def _key_of(endpoint: Endpoint, model: str) -> tuple[str, ...]:
+    return endpoint.name, endpoint.base_url, endpoint.kind, model
+
+
+def status_of(error: Exception) -> int:
+    return getattr(error, "status_code", None) or 0

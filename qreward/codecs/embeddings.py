@@ -30,8 +30,6 @@ _DECODER = msgspec.json.Decoder(_Embeddings)
 
 
 class EmbeddingsAnswer(msgspec.Struct, gc=False):
-    """Holds a response with embeddings. ``body`` is the undecoded JSON."""
-
     body: bytes
     model: str
     usage: Usage | None
@@ -40,7 +38,6 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
         return ""
 
     def build(self) -> Any:
-        """Return an openai ``CreateEmbeddingResponse`` with the vectors as floats, in the order of the input."""
         from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))

@@ -143,7 +143,6 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimi
 
 
 def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
-    """Return the limit; None if the remaining number is missing, a number is larger than ``MOST``, or the limit is 0."""
     if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
         return None
     return RateLimit(limit, remaining, reset, window)

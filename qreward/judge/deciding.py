@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import DecisionInput, DecisionReply, valid_input
-from qreward.codecs.dialects import Decide
+from qreward.codecs.decisions import Decide, DecisionInput, DecisionReply, valid_input
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.codec import DecidedReply, Reply, encoded, fingerprint_of

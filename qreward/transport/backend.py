@@ -13,8 +13,7 @@ from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
-from qreward.codecs.decisions import DecisionReply, Dialect
-from qreward.codecs.dialects import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, refuses_body, status_of
+from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, DecisionReply, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.codecs.sse import Event, EventTooLong, Parser
@@ -191,7 +190,6 @@ class EndpointConnection:
 
     @property
     def secrets(self) -> Secrets:
-        """What errors must not show: the secrets of the settings, and the latest keys of an ``ApiKey``."""
         key = self.endpoint.api_key
         if isinstance(key, ApiKey) and self._hidden != key.known:
             self._secrets, self._hidden = secrets_of(self.endpoint), key.known
@@ -272,7 +270,6 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
-    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``."""
     if isinstance(endpoint.compute, LocalFunction):
         return LocalTransport(endpoint, endpoint.compute)
     plain = endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp"
@@ -386,7 +383,6 @@ class ChatStream:
         return self.outcome
 
     def text(self) -> str:
-        """Return the text of the first choice that has arrived."""
         return self.outcome.value.text() if isinstance(self.outcome, Answer) else self._assembly.text()
 
     async def aclose(self) -> None:

@@ -109,7 +109,6 @@ class FailedReply(NamedTuple):
     now: float | None = None
 
     def by_status(self) -> Failure:
-        """Return the failure for a status other than 2xx."""
         reply = self.reply
         if 300 <= reply.status < 400:
             target = _target(reply)

@@ -60,8 +60,6 @@ class HttpxTransport(HttpTransport):
 
 
 class HttpxStream(ByteStream):
-    """A response whose body has not been read yet."""
-
     __slots__ = ("_package", "_pieces", "_response")
 
     def __init__(self, package: Any, response: Any, pieces: AsyncGenerator[bytes, None] | None = None) -> None:
@@ -93,7 +91,6 @@ class HttpxStream(ByteStream):
 
 
 def translate(package: Any, error: Exception) -> TransportError:
-    """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error."""
     what = type(error).__name__
     cause: BaseException | None = error
     while cause is not None:

@@ -10,8 +10,7 @@ import pytest
 from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, answer, body_of, call, in_groups
 
 from qreward.codecs.base import EmbeddedError, WireRequest
-from qreward.codecs.decisions import DecisionInput, Dialect, as_text, unique_names
-from qreward.codecs.dialects import (
+from qreward.codecs.decisions import (
     CHATS,
     CHATS_WITHOUT_THINKING,
     DIALECTS,
@@ -25,8 +24,12 @@ from qreward.codecs.dialects import (
     TAKE_ALL,
     VLLM,
     Decide,
+    DecisionInput,
+    Dialect,
     GenerativeScoringDialect,
     OpenAIDialect,
+    as_text,
+    unique_names,
 )
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError

@@ -41,7 +41,6 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
 
 def pair_item(raw: Any) -> str | Pair | Conversation:
-    """Return an item to score: a text, a ``Pair``, or a ``Conversation``. Raises ``BadRequest``."""
     if isinstance(raw, str):
         return raw
     if isinstance(raw, Mapping):
@@ -210,7 +209,6 @@ def splits(failure: Failure, count: int) -> bool:
 
 
 def may_have_a_bad_item(error: BaseException) -> bool:
-    """Return True if parts of a failed list may succeed."""
     status = error.status_code if isinstance(error, RequestError) else None
     read = isinstance(error, InvalidResponse) and status is not None
     return isinstance(error, BAD_ITEM_ERRORS) and not read and status != NOT_FOUND
@@ -338,7 +336,6 @@ class Operation(Unbound):
         return inputs  # ``MergeSpec`` reads each item with ``item``
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return the estimated tokens of all items, and the maximum output tokens, which are 0 except for ``completions``."""
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
 
@@ -497,8 +494,6 @@ class ListCodec:
 
 
 class NumberCodec(ListCodec):
-    """Reads rows with a list of numbers, such as the classes of a classifier."""
-
     last: ClassVar[bool] = False
 
     def value(self, row: Any) -> RewardScore:

@@ -320,7 +320,6 @@ _ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
 
 
 def attributes_of(text: str) -> dict[str, float]:
-    """Parse a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else."""
     found: dict[str, float] = {}
     for part in text.split(","):
         match = _ATTRIBUTE.fullmatch(part)
@@ -376,7 +375,6 @@ def local_codec(operation: Operation, settings: RewardModel, most: int | None) -
 
 
 def _like(codec: type[ListCodec], **fields: Any) -> type[ListCodec]:
-    """Return a codec that differs from another in these fields."""
     return type(codec.__name__, (codec,), fields)
 
 
@@ -485,7 +483,6 @@ def register_kind(kind: ServerKind) -> None:
 
 
 def kind_of(name: str) -> ServerKind:
-    """Return the kind with this name. Raises ``ConfigError`` if the kind is not registered in this process."""
     if name not in _KINDS:
         raise ConfigError(f"the kind of server {name!r} is not registered in this process; call register_kind in a module it imports")
     return _KINDS[name]

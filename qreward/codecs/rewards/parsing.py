@@ -47,7 +47,6 @@ def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """Return the rows in the order of the items. Rows with an ``index`` are sorted by it."""
     rows = as_many(rows, count, "results")
     order = order_of([row.get("index") if isinstance(row, dict) else None for row in rows])
     return rows if order is None else [rows[place] for place in order]
@@ -123,7 +122,6 @@ def labelled(row: Any) -> dict[str, float]:
 
 
 def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """Return the number that a label selects by name or position."""
     if isinstance(label, int):
         return by_position(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
@@ -142,7 +140,6 @@ def safe_repr(raw: Any) -> str:
 
 
 def safe_names(names: Collection[str]) -> str:
-    """Return names as text for a message."""
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
 

@@ -70,7 +70,6 @@ _SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[
 
 
 def _of_metrics(body: bytes) -> Load:
-    """Return the sums of the samples in a Prometheus text."""
     found: dict[str, float] = {}
     cached = 0
     for line in body.split(b"\n"):

@@ -43,10 +43,10 @@ ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
 """Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
-FLOAT32_ROUNDING = 1e-3
-"""Maximum rounding error of a log probability, and of a sum of the exponentials of log probabilities."""
 _ROUNDING = 1e-6  # maximum rounding error of one probability
+_FLOAT32_ROUNDING = 1e-3  # maximum rounding error of a log probability, and of a sum of their exponentials
 _MOST_TUPLES, _MOST_QUESTIONS = 64, 4096  # that are cached
+_DECLINED = "the model declined to answer"
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
@@ -74,6 +74,31 @@ class DecisionReply(msgspec.Struct):
 
     def build(self) -> Decision:
         return Decision(self.answers, self.model, self.usage)
+
+
+def valid_input(inputs: Any) -> DecisionInput:
+    checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
+    given: object = checked.input
+    if isinstance(given, str):
+        if not given.strip():
+            raise BadRequest("the input is empty; pass the text that the questions are about")
+        return checked
+    if not isinstance(given, list | tuple):
+        raise BadRequest(f"the input is a {type(given).__name__}; give a text, or messages such as {_EXAMPLE}")
+    return checked._replace(input=[_text_message(message, place) for place, message in enumerate(CHAT.validate(list(given)))])
+
+
+def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
+    role, content = message["role"], message.get("content")
+    if role in ROLES and type(content) is str and len(message) == 2 and content.strip():
+        return message
+    if role not in ROLES:
+        raise BadRequest(f"messages[{place}] has the role {role!r}; the messages of an input have the role {', '.join(ROLES)}")
+    parts = content if isinstance(content, list) else []
+    text = joined(content)
+    if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in parts) or not text.strip():
+        raise BadRequest(f"messages[{place}] has no content that is a text; the input of decisions holds texts only")
+    return {"role": role, "content": text}
 
 
 class InvalidAnswer(Exception):
@@ -124,8 +149,7 @@ class Dialect(ABC):
         """Return the answer to a question. Raises ``InvalidAnswer`` and ``NoAnswer``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request, or if a parameter has a reserved
-        name."""
+        """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request."""
         params, (given, questions, _) = self.params_of(call), call.inputs
         beginning = jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)[:-1]
         return b'%b,"%b":%b}' % (beginning, self.questions_member.encode(), self.written(questions))
@@ -209,8 +233,7 @@ class Dialect(ABC):
         size = len(given) if isinstance(given, str) else sum([len(message["content"]) for message in given])
         return (size + len(self.written(questions))) / CHARS_PER_TOKEN, float(len(questions))
 
-    def validate(self, inputs: Any) -> DecisionInput:
-        return valid_input(inputs)
+    validate = staticmethod(valid_input)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -238,7 +261,7 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
 
 def mass(number: object) -> float | None:
     """Return a number as a label mass, which is the total probability of all labels; None for None."""
-    return None if number is None else probability(number, FLOAT32_ROUNDING)
+    return None if number is None else probability(number, _FLOAT32_ROUNDING)
 
 
 def yes_and_no(number: object) -> tuple[float, float]:
@@ -251,31 +274,6 @@ def member(row: object, name: str) -> Any:
     if not isinstance(row, dict):
         raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
     return row.get(name)
-
-
-def valid_input(inputs: Any) -> DecisionInput:
-    checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
-    given: object = checked.input
-    if isinstance(given, str):
-        if not given.strip():
-            raise BadRequest("the input is empty; pass the text that the questions are about")
-        return checked
-    if not isinstance(given, list | tuple):
-        raise BadRequest(f"the input is a {type(given).__name__}; give a text, or messages such as {_EXAMPLE}")
-    return checked._replace(input=[_text_message(message, place) for place, message in enumerate(CHAT.validate(list(given)))])
-
-
-def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
-    role, content = message["role"], message.get("content")
-    if role in ROLES and type(content) is str and len(message) == 2 and content.strip():
-        return message
-    if role not in ROLES:
-        raise BadRequest(f"messages[{place}] has the role {role!r}; the messages of an input have the role {', '.join(ROLES)}")
-    parts = content if isinstance(content, list) else []
-    text = joined(content)
-    if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in parts) or not text.strip():
-        raise BadRequest(f"messages[{place}] has no content that is a text; the input of decisions holds texts only")
-    return {"role": role, "content": text}
 
 
 # what options are called
@@ -301,8 +299,7 @@ def labels_of(question: Question) -> tuple[str, ...]:
 
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
-    """Return a name for each option. A name is one line. The names differ by more than upper and lower case, because some APIs require
-    this."""
+    """Return a name for each option. A name is one line. Names differ by more than case, because some APIs require this."""
     names: list[str] = []
     seen: set[str] = set()
     for option in options:
@@ -342,9 +339,6 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 def shown(question: Question) -> str:
     text = question.name or question.instructions
     return repr(text if len(text) <= 60 else text[:60] + "...")
-
-
-_DECLINED = "the model declined to answer"
 
 
 class OpenAIDialect(Dialect):
@@ -605,7 +599,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
     if all(token != chosen[0] for token, _ in pairs):
         pairs.append(chosen)
     for token, number in pairs:
-        if not isinstance(token, str) or type(number) not in (int, float) or not number <= FLOAT32_ROUNDING:
+        if not isinstance(token, str) or type(number) not in (int, float) or not number <= _FLOAT32_ROUNDING:
             raise InvalidAnswer("a token has no valid log probability")
     return pairs
 
@@ -706,8 +700,7 @@ class Decide(Unbound):
         where = f"set decisions= of endpoint {endpoint.name!r}"
         return f"; the decision was sent in the dialect {sent.name!r}; if the server uses another one, {where}"
 
-    def validate(self, inputs: Any) -> DecisionInput:
-        return valid_input(inputs)
+    validate = staticmethod(valid_input)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens

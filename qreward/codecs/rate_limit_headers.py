@@ -138,14 +138,11 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimi
         window = names.window or _window(policies, limit)
         if window is None and names.remaining == "ratelimit-remaining":
             window = _window(headers.get("ratelimit-policy") or "", limit)
-        return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
+        left, most = number(remaining), number(limit)
+        if left is None or left > MOST or most == 0 or (most is not None and most > MOST):
+            return None
+        return RateLimit(most, left, wait(headers.get(names.reset), clock), window)
     return None
-
-
-def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
-    if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
-        return None
-    return RateLimit(limit, remaining, reset, window)
 
 
 def _window(policies: str, limit: str | None) -> float | None:

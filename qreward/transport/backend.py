@@ -99,7 +99,6 @@ class HttpBackend:
                 connection.endpoint = fresh.pop(connection.name)
                 self._connections[id(heir)] = connection
             else:
-                connection.retired = True
                 self._dismissed[connection] = None
                 connection.in_flight += 1
                 self._leave(connection)
@@ -108,7 +107,6 @@ class HttpBackend:
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:
-            connection.retired = False  # otherwise the last request of the connection would close it again
             await connection.aclose()
 
     def _enter(self, endpoint: Endpoint) -> EndpointConnection:
@@ -120,7 +118,6 @@ class HttpBackend:
             if self._kept is None or id(endpoint) in self._kept:
                 self._connections[id(endpoint)] = connection
             else:
-                connection.retired = True
                 self._dismissed[connection] = None
         connection.in_flight += 1
         return connection
@@ -129,7 +126,7 @@ class HttpBackend:
         if connection is None:  # the connection could not be made
             return
         connection.in_flight -= 1
-        if connection.retired and not connection.in_flight:
+        if not connection.in_flight and connection in self._dismissed:
             closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
             closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
@@ -171,7 +168,7 @@ class EndpointConnection:
     """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
-        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "retired", "root", "takes_stream_options", "transport",
+        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "root", "takes_stream_options", "transport",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -184,7 +181,6 @@ class EndpointConnection:
         self.takes_stream_options = True  # False after the server has rejected stream_options
         self.info: Load | None = None
         self.in_flight = 0
-        self.retired = False
         root = server_root(endpoint.base_url)
         self.root = "" if root == endpoint.base_url else root  # precedes the paths outside ``/v1``
 

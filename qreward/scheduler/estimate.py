@@ -28,8 +28,9 @@ simulated runs divided single calls further than 60 : 40; with 4, none of 60 did
 MEMORY, LONG_MEMORY = 20.0, 200
 """``MEMORY``: number of latest answers that the pace of a source covers; as many as are in flight together, if that is more.
 ``LONG_MEMORY``: number of latest answers that the common pace covers."""
-HALF_LIFE = 30.0
-"""Seconds in which what is known about a source loses half of its weight."""
+HALF_LIFE, FAILURES_HALF_LIFE = 30.0, 5.0
+"""Seconds in which the answers of a source, and its failures, lose half of their weight. With 30 s for failures as well, an endpoint of two
+that had failed three times got no single call for over two minutes."""
 IDLE = 1.0
 """Age in seconds from which observations lose weight by age. More often is not worth the arithmetic."""
 CAPACITY, LOAD = 32, 1.25
@@ -235,7 +236,7 @@ class SourceService:
         """Return the expected number of sends of a task until it is answered."""
         if not self.failures:
             return 1.0
-        fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
+        fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / FAILURES_HALF_LIFE)
         return 1.0 / (1.0 - min(MOST_FAILURES, fresh * self.failures / (fresh * self._sent + CALM)))
 
     def _age(self, now: float) -> None:
@@ -244,6 +245,7 @@ class SourceService:
             self._seconds *= fresh
             self._answers *= fresh
             self._tokens *= fresh
+            fresh = 0.5 ** ((now - self._at) / FAILURES_HALF_LIFE)
             self._sent *= fresh
             self.failures *= fresh
             self._at = now

@@ -67,7 +67,8 @@ class Balancer:
 class ExpectedFinish(Balancer):
     """Chooses the source whose answer is expected soonest (see ``estimate``).
 
-    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``.
+    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``. A source
+    whose circuit breaker is half-open comes first, because only a request can show that it is back.
     """
 
     by_speed = True
@@ -83,7 +84,8 @@ class ExpectedFinish(Balancer):
         found, best = None, inf
         scores: list[tuple[float, int, Source]] = []
         for source in compared:
-            seconds = source.answers_in(now, pool)
+            tested = source.health.half_open and not avoided  # a copy of a task is not a test
+            seconds = 0.0 if tested else source.answers_in(now, pool)
             if source in warm:
                 seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
             if many:

@@ -25,6 +25,7 @@ from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Priori
 
 BROKE = Failure(FailureKind.TRANSIENT, ServerError("it broke", status_code=500))
 RESET = Failure(FailureKind.TRANSIENT, ConnectionFailed("connection reset"))
+REFUSED = Failure(FailureKind.UNREACHABLE, ConnectionFailed("connection refused"))
 AWAY = Failure(FailureKind.OVERLOADED, RateLimited("overloaded", status_code=503))
 CHUNK = 32
 
@@ -43,6 +44,7 @@ class Server:
         slow, slow_for: share of requests that take ``slow_for`` seconds longer.
         rpm: requests a minute (sliding window); further requests are rejected with a hint.
         away: (period, seconds): it rejects everything for so long in each period.
+        dead, broken: (from, to): it refuses connections, or resets them, between these times.
         known: the client knows ``rpm``.
     """
 
@@ -58,6 +60,8 @@ class Server:
     slow_for: float = 12.0
     rpm: int | None = None
     away: tuple[float, float] | None = None
+    dead: tuple[float, float] = (inf, inf)
+    broken: tuple[float, float] = (inf, inf)
     known: bool = False
     served: int = 0
     active: int = 0
@@ -202,9 +206,11 @@ class Fleet:
             server.starts.append(self.now)
         if server.away is not None and self.now > 1 and self.now % server.away[0] < server.away[1]:
             self._at(0.002, lambda: self._report(attempt, AWAY))
+        elif server.dead[0] <= self.now < server.dead[1]:
+            self._at(0.001, lambda: self._report(attempt, REFUSED))
         elif self.rng.random() < server.errors:
             self._at(server.error_after, lambda: self._report(attempt, BROKE))
-        elif self.rng.random() < server.resets:
+        elif server.broken[0] <= self.now < server.broken[1] or self.rng.random() < server.resets:
             self._at(0.001, lambda: self._report(attempt, RESET))
         elif server.hangs and self.rng.random() < server.hangs:
             pass  # it is neither answered nor rejected

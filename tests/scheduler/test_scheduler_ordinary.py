@@ -131,6 +131,24 @@ def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> Non
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_server_that_is_back_is_used_within_seconds_also_if_the_other_one_could_do_everything() -> None:
+    """For steps of so many calls: the most seconds from its return, or from its last failure, until the server answers a call."""
+    wrong = []
+    for at_once in (1, 2, 4, 8, 24):
+        for fault, most in (("dead", 4.0), ("broken", 20.0)):
+            for seed in seeds(3, first=1):
+                back = Server(base=0.1, **{fault: (10.0, 14.0)})
+                fleet = Fleet([back, Server(base=0.1)], seed)
+                while fleet.now < 14.0:
+                    fleet.calls([EQUAL] * at_once, at_once)
+                served = back.served
+                while back.served == served and fleet.now < 60.0:
+                    fleet.calls([EQUAL] * at_once, at_once)
+                if fleet.lost or fleet.now - 14.0 > most:
+                    wrong.append(f"{fault}, {at_once} at once, seed {seed}: after {fleet.now - 14.0:.1f} s, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_known_limit_of_requests_a_minute_is_used_at_once() -> None:
     for servers, how, most in (
         ([Server(rpm=600, known=True)] * 2, "batch", 5.0),

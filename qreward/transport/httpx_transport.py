@@ -1,13 +1,5 @@
 """The transport over ``httpx``: for a user's own client or transport of ``httpx`` or ``httpx2``, for applications in this process, and for
-``transport="httpx"``.
-
-No other module of ``qreward.transport`` uses these packages. ``httpx`` is imported only for the last two, because a user who passes an
-object of one of these packages has already imported the package.
-
-These clients have weaknesses that the default backend does not have. If a server sends an unrequested response together with a requested
-one, they deliver the former to the next request on the connection. They lose a response that arrives while they send a large body. Above a
-few hundred connections, each request takes much CPU time.
-"""
+``transport="httpx"``. ``httpx`` is imported only for the last two. What its clients cannot do is in ``docs/design/engine.md``."""
 
 from __future__ import annotations
 

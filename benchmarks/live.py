@@ -22,7 +22,7 @@ from typing import Any
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.live import channel
-from qreward.live.directory import VARIABLE, request
+from qreward.live.processes import VARIABLE, request
 from qreward.scheduler.outcome import Answer
 
 ENDPOINTS = 16

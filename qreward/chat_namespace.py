@@ -2,73 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from qreward.codecs.chat_stream import tells_usage_only
-from qreward.engine.portal import portal
-from qreward.errors import ConfigError
-from qreward.streaming.handles import Stream, StreamReader
-from qreward.streaming.sync import leave
+from qreward.engine.portal import BlockingIterator, portal
+from qreward.streaming import Stream, StreamReader, leave
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: F401 - the base classes name it in strings
+
+C = TypeVar("C", "Completions", "SyncCompletions")
 
 
-class ChunkStream:
+class ChunkStream(StreamReader["ChatCompletionChunk"]):
     """A streamed chat completion. ``async for`` reads its chunks. ``async with`` closes the stream at the end of the block.
 
     The object is returned once the first token was received.
     """
 
     def __init__(self, stream: Stream, usage_wanted: bool) -> None:
-        self._stream = stream
-        self._chunks: AsyncIterator[ChatCompletionChunk] = StreamReader(
-            stream, lambda chunk: chunk.build() if usage_wanted or not tells_usage_only(chunk) else None
-        )
-
-    def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
-        return self._chunks
-
-    async def __anext__(self) -> ChatCompletionChunk:
-        return await anext(self._chunks)
+        super().__init__(stream, lambda chunk: chunk.build() if usage_wanted or not tells_usage_only(chunk) else None)
 
     async def close(self) -> None:
         """Close the stream and wait until its connection is closed. Further calls do nothing."""
-        await self._stream.aclose()
+        await self.aclose()
 
-    async def __aenter__(self) -> ChunkStream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self.aclose()
 
 
-class SyncChunkStream:
+class SyncChunkStream(BlockingIterator["ChatCompletionChunk"]):
     """A streamed chat completion in blocking code. ``for`` reads its chunks. ``with`` closes the stream at the end of the block."""
 
     def __init__(self, chunks: ChunkStream) -> None:
+        super().__init__(portal(), chunks)
         self._chunks = chunks
-        self._pieces = portal().iterate(aiter(chunks))
-
-    def __iter__(self) -> Iterator[ChatCompletionChunk]:
-        return self._pieces
-
-    def __next__(self) -> ChatCompletionChunk:
-        return next(self._pieces)
 
     def close(self) -> None:
         """Close the stream and wait until its connection is closed. Further calls do nothing.
 
         If the function ``on_result`` of a batch calls this method, the method does not wait: the connection is closed soon after the call.
         """
-        leave(self._pieces, self._chunks.close)
-
-    def __enter__(self) -> SyncChunkStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        leave(super().close, self._chunks.aclose)
 
 
 class Completions:
@@ -110,9 +89,7 @@ class Completions:
             ...     answer = await client.chat.completions.create(model="judge-7b", messages=messages, temperature=0)
             ...     return answer.choices[0].message.content
         """
-        if params.get("extra_query"):
-            raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
-        given = {name: value for name, value in params.items() if name != "extra_query" and not _is_left_out(value)}
+        given = {name: value for name, value in params.items() if (value or name != "extra_query") and not _is_left_out(value)}
         if "timeout" in given:
             given["timeout"] = getattr(given["timeout"], "read", given["timeout"])  # an httpx.Timeout
         if not stream:
@@ -141,18 +118,11 @@ class SyncCompletions:
         return SyncChunkStream(answer) if stream else cast("ChatCompletion", answer)
 
 
-class ChatNamespace:
+class ChatNamespace(Generic[C]):
     """The object ``client.chat``, which holds ``completions``."""
 
-    def __init__(self, client: Any) -> None:
-        self.completions = Completions(client)
-
-
-class SyncChatNamespace:
-    """The object ``client.chat`` of the blocking client, which holds ``completions``."""
-
-    def __init__(self, chat: ChatNamespace) -> None:
-        self.completions = SyncCompletions(chat.completions)
+    def __init__(self, completions: C) -> None:
+        self.completions: C = completions
 
 
 def _is_left_out(value: object) -> bool:  # one of the SDK's markers; None is not one of them

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from qreward.documentation import page
 from qreward.records import AttemptRecord, Usage
+
+
+def page(path: str, anchor: str = "") -> str:
+    """Return how a message names a page of the documentation, or the section of this heading. An installed package has no such files.
+
+    Example:
+        >>> page("reference/errors", "ratelimited")
+        'documentation page reference/errors#ratelimited'
+    """
+    return f"documentation page {path}{f'#{anchor}' if anchor else ''}"
 
 
 class QRewardError(Exception):

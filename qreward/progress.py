@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
-from qreward.notebook.render import number, seconds
 from qreward.records import retries
-from qreward.results import Result, RouteLoad, dollars
+from qreward.render import number, seconds
+from qreward.results import Result, RouteState, dollars
 from qreward.scheduler.stats import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
@@ -25,6 +25,9 @@ VARIABLE = "QREWARD_PROGRESS"
 
 QUIET = 5.0
 """Seconds without a result after which the progress says why."""
+
+Route = Callable[[int, bool], RouteState]
+"""Function that returns the state of a batch's routes. It takes the number of items that are left, and whether a reason is wanted."""
 
 _log = logging.getLogger("qreward")
 
@@ -80,17 +83,13 @@ def start_progress(
     total: int | None = None,
     *,
     title: str = "qreward",
-    load: Callable[[], RouteLoad] | None = None,
-    done_in: Callable[[int], tuple[float, float] | None] | None = None,
-    why: Callable[[], str] | None = None,
+    route: Route | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> ProgressMeter | None:
-    """Return a meter for one batch, or None if nothing is shown. ``wanted`` is the option ``progress`` of calls; the functions tell
-    the load of the route, in how many seconds a number of items is done, and why no item ends. Raises ``ConfigError``.
-    """
+    """Return a meter for one batch, or None if nothing is shown. ``wanted`` is the option ``progress`` of calls. Raises ``ConfigError``."""
     view = _view(wanted, title)
-    return None if view is None else ProgressMeter(view, total, load, done_in, why, prices or {}, clock)
+    return None if view is None else ProgressMeter(view, total, route, prices or {}, clock)
 
 
 class ProgressMeter:
@@ -100,14 +99,11 @@ class ProgressMeter:
         self,
         view: _Plain | _Lines | _Bar,
         total: int | None,
-        load: Callable[[], RouteLoad] | None,
-        done_in: Callable[[int], tuple[float, float] | None] | None,
-        why: Callable[[], str] | None,
+        route: Route | None,
         prices: Mapping[str, tuple[float, float]],
         clock: Callable[[], float],
     ) -> None:
-        self._view, self._total, self._prices, self._clock = view, total, prices, clock
-        self._load, self._done_in, self._why = load, done_in, why
+        self._view, self._total, self._route, self._prices, self._clock = view, total, route, prices, clock
         self._counts = dict.fromkeys(
             ("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens", "cached_tokens"), 0
         )
@@ -148,7 +144,7 @@ class ProgressMeter:
     def refresh(self) -> None:
         """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds."""
         now = self._clock()
-        is_quiet = self._why is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
+        is_quiet = self._route is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
         if now >= self._due or is_quiet:
             self._quiet_since = self._moved_at if is_quiet else self._quiet_since
             self._show(now)
@@ -168,7 +164,8 @@ class ProgressMeter:
         now = self._clock()
         elapsed, quiet = now - self._began, now - self._moved_at
         done = self._counts["ok"] + self._counts["failed"]
-        left = 0 if self._total is None else self._total - done
+        left = 0 if self._total is None else max(0, self._total - done)
+        state = RouteState() if self._route is None else self._route(left, quiet >= QUIET)
         return Progress(
             **self._counts,
             done=done,
@@ -176,17 +173,10 @@ class ProgressMeter:
             elapsed=elapsed,
             p95=self._latencies.at(0.95),
             cost=self._cost if self._prices else None,
-            eta=self._eta(left, elapsed / done if done else None, quiet) if left > 0 else None,
-            why=self._why() if self._why is not None and quiet >= QUIET else "",
-            **(RouteLoad() if self._load is None else self._load())._asdict(),
+            eta=_widened(state.done_in, left * elapsed / done if done else None, quiet) if left else None,
+            why=state.why,
+            **state.load._asdict(),
         )
-
-    def _eta(self, left: int, each: float | None, quiet: float) -> tuple[float, float] | None:
-        """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended."""
-        least, most = (None if self._done_in is None else self._done_in(left)) or (inf, 0.0)
-        if each is not None:
-            least, most = min(least, left * each) if not most else least, max(most, left * each)
-        return (least if quiet < most else quiet, max(most, quiet)) if most else None
 
     def _safely(self, show: Callable[[Progress], None]) -> None:
         try:
@@ -195,6 +185,14 @@ class ProgressMeter:
             if not self._troubled:
                 self._troubled = True
                 _log.warning("progress could not be shown; the batch goes on (logged once per batch)", exc_info=True)
+
+
+def _widened(eta: tuple[float, float] | None, so_far: float | None, quiet: float) -> tuple[float, float] | None:
+    """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended."""
+    least, most = eta or (inf, 0.0)
+    if so_far is not None:
+        least, most = min(least, so_far) if not most else least, max(most, so_far)
+    return (least if quiet < most else quiet, max(most, quiet)) if most else None
 
 
 def _view(wanted: object, title: str) -> _Plain | _Lines | _Bar | None:

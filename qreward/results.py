@@ -1,14 +1,16 @@
-"""Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics. A failed item is an error, never None or 0."""
+"""Results: one ``Result`` per item, one ``BatchResult`` per batch, their statistics, and why requests wait (``scheduler.why`` finds that).
+
+A failed item is an error, never None or 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from qreward.errors import QRewardError, RequestError
-from qreward.reasons import Explanation
 from qreward.records import AttemptRecord as AttemptRecord  # noqa: PLC0414 - part of a result
 from qreward.records import Usage as Usage  # noqa: PLC0414
 
@@ -26,6 +28,14 @@ class RouteLoad(NamedTuple):
     window: int = 0
     down: int = 0  # endpoints that are out of service
     endpoints: int = 0
+
+
+class RouteState(NamedTuple):
+    """The load of a batch's routes, the least and most seconds in which its rest is expected to be done, and why nothing moves."""
+
+    load: RouteLoad = RouteLoad()
+    done_in: tuple[float, float] | None = None
+    why: str = ""
 
 
 class Answered(Protocol):
@@ -210,6 +220,61 @@ def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
     return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})
 
 
+ReasonCode = Literal[
+    "ready", "running", "rate_limit", "token_limit", "concurrency_limit", "recovering", "cooldown", "out_of_service", "failing", "quota",
+    "no_answer", "held_back", "input", "consumer", "budget", "paused", "marked_unhealthy", "removed", "no_endpoint", "event_loop",
+]  # fmt: skip
+"""Why work waits; ``docs/how-to/why-nothing-moves.md`` lists them. Of two endpoints that are expected to take a request at the same time,
+the one whose code comes first is the reason."""
+
+WAITING: tuple[ReasonCode, ...] = (
+    "rate_limit", "token_limit", "concurrency_limit", "cooldown", "out_of_service", "failing", "quota", "no_answer", "paused",
+)  # fmt: skip
+"""The reasons that trainers log."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReason:
+    """Why one endpoint takes no request now.
+
+    Attributes:
+        text: the reason with its numbers, such as ``gpu-0 is at its limit of 16 requests in flight``; ``code`` is a ``ReasonCode``.
+        ready_in: seconds until the endpoint can take a request, 0.0 for now. None if an event must come first.
+    """
+
+    endpoint: str
+    code: ReasonCode
+    text: str
+    ready_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the work of one route waits. ``str`` returns the sentence.
+
+    Attributes:
+        route: pattern of the route; ``""`` if the reason concerns all routes.
+        code, text: the binding reason: that of the endpoint that is expected to take a request first.
+        waiting: items that are not in flight and have no result.
+        endpoints: the endpoints, the binding one first.
+    """
+
+    route: str
+    code: ReasonCode
+    text: str
+    waiting: int = 0
+    in_flight: int = 0
+    endpoints: tuple[EndpointReason, ...] = ()
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if work waits or is in flight, and something prevents it."""
+        return self.code not in ("ready", "running")
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class FleetStats(dict[str, EndpointStats]):
     """A dict from endpoint name to :class:`EndpointStats`. It prints as a table, with ``why`` requests wait below it."""
 
@@ -219,22 +284,20 @@ class FleetStats(dict[str, EndpointStats]):
         return "\n".join((endpoints_table(self), *(why.text for why in self.why)))
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.render import stats_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.render import stats_html  # noqa: PLC0415 - only notebooks draw
 
         return stats_html(self)
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "hedged", "failed", "p50", "p95")]
+    from qreward.render import text_table  # noqa: PLC0415 - only what is printed is drawn
+
+    rows = []
     for name, stats in sorted(endpoints.items()):
-        counts = (stats.sent, stats.answered, stats.rejected, stats.retried, stats.hedged, stats.failed)
-        times = ("-" if seconds is None else f"{seconds * 1000:.0f} ms" for seconds in (stats.p50, stats.p95))
-        rows.append((name, *map(str, counts), *times))
-    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
-    widths = [max(column) for column in others]
-    return "\n".join(
-        "  ".join((row[0].ljust(max(first)), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True)))) for row in rows
-    )
+        counts = {each: str(getattr(stats, each)) for each in ("sent", "answered", "rejected", "retried", "hedged", "failed")}
+        times = {each: "-" if (time := getattr(stats, each)) is None else f"{time * 1000:.0f} ms" for each in ("p50", "p95")}
+        rows.append({"endpoint": name, **counts, **times})
+    return "\n".join(text_table(rows, ("endpoint",))) if rows else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +427,7 @@ class BatchResult(Sequence[Result[T]]):
         return f"<BatchResult {len(self)} items, {len(self.errors)} failed>"
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.render import batch_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.render import batch_html  # noqa: PLC0415 - only notebooks draw
 
         return batch_html(self)
 

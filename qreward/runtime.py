@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping
@@ -30,8 +31,7 @@ from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
-from qreward.reasons import Explanation
-from qreward.results import BatchResult, Result
+from qreward.results import BatchResult, Explanation, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import RequestOptions
@@ -40,7 +40,7 @@ from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, MergedItem, Re
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route
-from qreward.streaming.handles import BatchStream, Stream
+from qreward.streaming import BatchStream, Stream
 from qreward.transport.backend import HttpBackend
 
 T = TypeVar("T")
@@ -187,8 +187,8 @@ class Runtime:
         deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
-        shown = {"title": title, **self.look.for_progress(lambda: [pool]), "prices": prices, "clock": self.clock}
-        progress = start_progress(given.get("progress"), size_of(items), **shown)
+        route, wanted = self.look.for_progress(lambda: [pool]), given.get("progress")
+        progress = start_progress(wanted, size_of(items), title=title, route=route, prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 
@@ -337,3 +337,17 @@ def _watching(telemetry: Any, observers: Any, clock: Callable[[], float]) -> tup
             raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(telemetry).__name__}")
         watchers.insert(0, CallWatcher(telemetry))
     return telemetry, Instrumentation(watchers, clock) if watchers else None
+
+
+def tune_gc() -> None:
+    """Make the cyclic garbage collector run less often: ``gc.set_threshold(50_000, 20, 100)``.
+
+    With thousands of requests in flight and Python's default threshold (700), the collector repeatedly traverses live objects without
+    finding garbage. This work slows down the package and the program. A library must not change the setting on its own, so call this
+    function once at the start of a process that sends many requests. ``gc.set_threshold(700, 10, 10)`` restores the default.
+
+    Example:
+        >>> from qreward import tune_gc
+        >>> tune_gc()
+    """
+    gc.set_threshold(50_000, 20, 100)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from qreward.chat_namespace import SyncChatNamespace
+from qreward.chat_namespace import ChatNamespace, SyncCompletions
 from qreward.client import QRewardClient
 from qreward.engine.portal import BlockingTwin, blocking, forwarded, portal, same
 from qreward.errors import ClientClosed
@@ -15,7 +15,7 @@ from qreward.options import ClientSettings, Watching, show_options
 from qreward.runtime import Runtime
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint
-from qreward.streaming.sync import SyncBatchStream, SyncStream
+from qreward.streaming import SyncBatchStream, SyncStream
 
 
 class SyncQRewardClient(BlockingTwin[QRewardClient]):
@@ -90,9 +90,9 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     trace = forwarded(QRewardClient.trace, same)
 
     @property
-    def chat(self) -> SyncChatNamespace:
+    def chat(self) -> ChatNamespace[SyncCompletions]:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
-        return SyncChatNamespace(self._async.chat)
+        return ChatNamespace(SyncCompletions(self._async.chat.completions))
 
     @property
     def config(self) -> ClientConfig:

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "reasons", "settings", "spelling", "tuning"),
+    ("callables", "records", "errors", "results", "decisions", "observers", "settings", "spelling"),
     ("scheduler", "quota.ledger", "quota.lease"),
     ("codecs",),
     ("transport", "engine.background", "engine.threads"),
@@ -22,7 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
     (
         "options",
         "progress",
-        "notebook",
+        "render",
         "streaming",
         "scoring",
         "deciding",
@@ -52,8 +52,8 @@ UPWARD = {
     ("client", "bulk.report"): "for types only",
     ("client", "compat.names"): "names of QReward 0.1.7, looked up when a program imports one",
     ("client", "judge.scorers"): "for types only",
-    ("live.steer", "runtime"): "for types only",
-    ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
+    ("live.channel", "runtime"): "for types only",
+    ("results", "render"): "a result draws itself when a notebook asks for it",
     ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
 }
 """Imports of a higher layer, inside functions or for types only, each with its reason."""
@@ -61,13 +61,13 @@ UPWARD = {
 OUTSIDE = {
     "asyncio": {
         "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions",
-        "batching", "compat", "deciding", "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
+        "batching", "compat", "deciding", "judge", "bulk", "integrations", "server", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
     "openai": {"codecs", "integrations.openai"},
     "httpx": {"transport.httpx_transport", "integrations.openai"},
     "httpx2": {"transport.httpx_transport", "integrations.openai"},
-    "IPython": {"integrations", "notebook", "progress"},
+    "IPython": {"integrations", "progress", "render"},
     "opentelemetry": {"telemetry", "compat", "integrations.roll.worker"},
     "opentelemetry.exporter": set(),
     "opentelemetry.sdk": set(),  # it is the program's: a library uses the API
@@ -82,7 +82,7 @@ OUTSIDE = {
     "uvicorn": {"server"},
 }  # fmt: skip
 """Package -> the only modules that may import it; the longest name that fits decides."""
-OPENAI_TYPES = {"client", "sync_client", "streaming", "scoring", "integrations", "notebook", "chat_namespace"}
+OPENAI_TYPES = {"client", "sync_client", "streaming", "scoring", "integrations", "chat_namespace"}
 
 IMPURE = {"asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os", "secrets", "select", "selectors"}
 IMPURE |= {"signal", "socket", "ssl", "subprocess", "threading", "time", "urllib", "uuid"}
@@ -378,7 +378,7 @@ PRIVATE_ACCESS: dict[tuple[str, str], str] = {
     ("batching.queue", "_get_serve_request_context"): "Ray Serve has no public name for it",
     ("cli", "_actions"): "argparse has no other way to list the arguments of a parser",
     ("cli", "_SubParsersAction"): "the same for its commands",
-    ("notebook.display", "_async"): "a blocking stream is drawn by reading the stream behind it",
+    ("integrations.notebook", "_async"): "a blocking stream is drawn by reading the stream behind it",
 }
 """(module, name): why this module may use that private name of another package."""
 

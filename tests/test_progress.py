@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from qreward import ConfigError, ServerError
 from qreward.progress import Progress, ProgressMeter, details, start_progress
 from qreward.records import AttemptRecord, PromptTokensDetails, Usage
-from qreward.results import Result, RouteLoad
+from qreward.results import Result, RouteLoad, RouteState
 
 
 class Said:
@@ -109,7 +109,7 @@ def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     seen: list[Progress] = []
     clock = Clock()
     load = RouteLoad(3, 8, 1, 2)
-    meter = meter_of(seen.append, clock=clock, load=lambda: load, prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
+    meter = meter_of(seen.append, clock=clock, route=lambda *_: RouteState(load), prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
     meter.expect(10)
     meter.add(good(usage=Usage(1000, 200, 1200, PromptTokensDetails(400))))
     meter.add(good(endpoint="b", usage=Usage(10, None, 10)))
@@ -139,7 +139,9 @@ def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(st
     """A refresh shows what is under way while nothing is done."""
     clock, loads = Clock(), count()
     calls: list[tuple[float, Progress]] = []
-    meter = meter_of(lambda progress: calls.append((clock.now, progress)), clock=clock, load=lambda: RouteLoad(next(loads), 100))
+    meter = meter_of(
+        lambda progress: calls.append((clock.now, progress)), clock=clock, route=lambda *_: RouteState(RouteLoad(next(loads), 100))
+    )
     for seconds, what in steps:
         clock.now += seconds
         if what == "refresh":
@@ -193,7 +195,7 @@ def test_a_bar_is_drawn_on_a_terminal_also_while_nothing_gets_done(monkeypatch: 
     meter_of(True).close()
     assert "0req" in terminal.drawn[-1]  # without a total, and although nothing was done
     terminal, clock, load = screen(monkeypatch, terminal=True), Clock(), RouteLoad(1, 96)
-    meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: load, prices={"a": (100.0, 100.0)})
+    meter = meter_of(True, 40, title="judge-7b", clock=clock, route=lambda *_: RouteState(load), prices={"a": (100.0, 100.0)})
     assert terminal.drawn == []
     meter.refresh()
     assert "judge-7b:   0%" in terminal.drawn[0]
@@ -237,7 +239,7 @@ def test_without_a_terminal_a_line_is_logged_after_two_seconds_then_every_ten_an
     pipe = screen(monkeypatch, terminal=False)
     caplog.set_level(logging.INFO, "qreward")
     clock = Clock()
-    meter = meter_of(True, 400, title="judge-7b", clock=clock, load=lambda: RouteLoad(5, 8))
+    meter = meter_of(True, 400, title="judge-7b", clock=clock, route=lambda *_: RouteState(RouteLoad(5, 8)))
     for second in range(35):
         clock.now = 1000.0 + second
         meter.refresh()
@@ -295,7 +297,7 @@ def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(monkeypatch: pytes
         terminal = screen(monkeypatch, terminal=True)
         monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda columns=columns: lambda _: (columns, 24))
         clock = Clock()
-        meter = meter_of(True, 2000, title="x", clock=clock, load=lambda: RouteLoad(8, 17, 1, 3))
+        meter = meter_of(True, 2000, title="x", clock=clock, route=lambda *_: RouteState(RouteLoad(8, 17, 1, 3)))
         for number in range(600):
             clock.now += 0.01
             trail = (tried("transient"),) if number % 3 else (tried("cancelled", hedge=True),)
@@ -338,7 +340,7 @@ def test_a_function_or_a_load_that_raises_is_logged_once_and_still_called(caplog
         calls.append(progress)
         raise LookupError("the dashboard is gone")
 
-    for meter in (meter_of(breaks, clock=clock), meter_of(lambda _: None, clock=clock, load=breaks)):
+    for meter in (meter_of(breaks, clock=clock), meter_of(lambda _: None, clock=clock, route=breaks)):
         calls.clear()
         caplog.clear()
         for _ in range(5):

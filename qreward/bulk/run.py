@@ -23,8 +23,7 @@ from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.reasons import Explanation
-from qreward.results import EndpointStats, Result, dollars, merged_stats
+from qreward.results import EndpointStats, Explanation, Result, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
@@ -193,7 +192,7 @@ class BulkRun(LineRun):
         loop, seconds = asyncio.get_running_loop(), self._settings.deadline
         route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
         prices, clock = self.runtime.prices, self.runtime.clock
-        self._meter = start_progress(self._settings.progress, title="qreward run", prices=prices, **route, clock=clock)
+        self._meter = start_progress(self._settings.progress, title="qreward run", prices=prices, route=route, clock=clock)
         deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
         beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
         self._reading = self._begin(self._read_all())

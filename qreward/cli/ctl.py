@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qreward.errors import ConfigError
-from qreward.live.directory import directory, processes, request
-from qreward.live.steer import LIMITS, Action
+from qreward.live.channel import LIMITS, Action
+from qreward.live.processes import directory, processes, request
 from qreward.settings.client import OVERLAY, keep_limits
 
 PATIENCE = 10.0

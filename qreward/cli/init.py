@@ -8,8 +8,7 @@ import os
 import tomllib
 from pathlib import Path
 
-from qreward.documentation import page
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, page
 from qreward.scheduler.routing import is_glob
 from qreward.settings.client import USUAL_FILES, read_config, usual_file
 from qreward.settings.files import read_settings

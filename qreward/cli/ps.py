@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from qreward.live import view
-from qreward.live.directory import directory, processes
+from qreward.live import processes as view
+from qreward.live.processes import directory, processes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

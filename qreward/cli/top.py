@@ -7,8 +7,8 @@ import shutil
 import sys
 import time
 
-from qreward.live import view
-from qreward.live.directory import directory, processes
+from qreward.live import processes as view
+from qreward.live.processes import directory, processes
 
 LEAST = 0.2
 """Minimum number of seconds between two updates."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from qreward.chat_namespace import ChatNamespace
+from qreward.chat_namespace import ChatNamespace, Completions
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.base import Operation, RewardScore
 from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
@@ -37,13 +37,12 @@ from qreward.options import (
     endpoint_of,
     show_options,
 )
-from qreward.reasons import Explanation
-from qreward.results import BatchResult, FleetStats
+from qreward.results import BatchResult, Explanation, FleetStats
 from qreward.runtime import Runtime
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.settings.client import ClientConfig, config_from_env, load_config
 from qreward.settings.policies import Endpoint, LoadBalanceStrategy, Route
-from qreward.streaming.handles import BatchStream, Stream
+from qreward.streaming import BatchStream, Stream
 
 if TYPE_CHECKING:
     from openai.types import CompletionChoice, CreateEmbeddingResponse, Moderation
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
     from qreward.judge.scorers import AnyScorer
-    from qreward.live.notebook import LiveView
+    from qreward.live.channel import LiveView
     from qreward.live.trace import Trace
     from qreward.telemetry import Telemetry
 
@@ -129,9 +128,9 @@ class QRewardClient:
     # requests
 
     @property
-    def chat(self) -> ChatNamespace:
+    def chat(self) -> ChatNamespace[Completions]:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
-        return ChatNamespace(self)
+        return ChatNamespace(Completions(self))
 
     async def chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """Request one chat completion.
@@ -611,7 +610,7 @@ class QRewardClient:
             >>> def cell(client):
             ...     return client.live()  # as the last line of a cell: the table is updated once a second
         """
-        from qreward.live.notebook import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
+        from qreward.live.channel import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
 
         return LiveView(self._runtime)
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from qreward.documentation import page
+from qreward.errors import page
 
 PAGE = f"see {page('coming-from/qreward-0.1.7')}"
 

@@ -17,7 +17,7 @@ from qreward.client import QRewardClient
 from qreward.compat.names import PAGE
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Timeouts
-from qreward.streaming.handles import BatchStream
+from qreward.streaming import BatchStream
 
 _OWN_CLIENT = "pass your own client: Endpoint(base_url, http_client=httpx.AsyncClient(event_hooks=...))"
 REPLACED = {  # parameter that a proxy does not take any more -> what to do instead

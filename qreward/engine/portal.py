@@ -264,7 +264,7 @@ class BlockingIterator(Iterator[T]):
         ClientClosed: the process is ending, or was forked from the process in which the iteration began.
     """
 
-    def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int) -> None:
+    def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int = 64) -> None:
         self._work: _Work[None] | None = None
         self._over = False
         self._read = 0
@@ -306,7 +306,7 @@ class BlockingIterator(Iterator[T]):
         with contextlib.suppress(asyncio.CancelledError, ClientClosed):
             self._work.result()
 
-    def __enter__(self) -> BlockingIterator[T]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from qreward.engine.instrumentation import LOG
-from qreward.reasons import Explanation
+from qreward.results import Explanation
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.why import explain

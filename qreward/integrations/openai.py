@@ -33,8 +33,7 @@ from qreward.results import Usage
 from qreward.runtime import runtime_of
 from qreward.scoring.merge_spec import EmbeddingsSpec
 from qreward.settings.policies import Priority
-from qreward.streaming.handles import Stream, StreamReader
-from qreward.streaming.sync import leave
+from qreward.streaming import Stream, StreamReader, leave
 from qreward.sync_client import SyncQRewardClient
 
 try:
@@ -256,7 +255,7 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
 
     def close(self) -> None:
         assert self._pieces is not None
-        leave(self._pieces, self._stream.aclose)
+        leave(self._pieces.close, self._stream.aclose)
 
     def _convert(self) -> Callable[[ChatChunk], bytes | None]:
         first = True

@@ -158,7 +158,7 @@ class Verdict:
         return _shown(self, _rounded(self.score))
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.render import verdict_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.render import verdict_html  # noqa: PLC0415 - only notebooks draw
 
         return verdict_html(self, f"{self.score:g}", self.attributes)
 
@@ -196,7 +196,7 @@ class Comparison:
         return _shown(self, self.preference)
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.render import verdict_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.render import verdict_html  # noqa: PLC0415 - only notebooks draw
 
         return verdict_html(self, self.preference)
 

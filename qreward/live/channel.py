@@ -1,4 +1,4 @@
-"""The channel of a process: HTTP over a Unix socket, served by a thread of its own."""
+"""The channel of a process: HTTP over a Unix socket, served by a thread of its own, and the orders that an operator gives through it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,30 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
 from qreward.engine import background
+from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError, QRewardError
-from qreward.live.directory import VERSION, directory
-from qreward.live.steer import Order, steer
+from qreward.live import processes
+from qreward.live.processes import VERSION, Process, directory
 from qreward.progress import is_on
+from qreward.render import Cell
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.settings.policies import Endpoint
+from qreward.spelling import did_you_mean
 from qreward.transport.redaction import Secrets
+
+if TYPE_CHECKING:
+    from qreward.runtime import Runtime
 
 VARIABLE = "QREWARD_LIVE"
 """Environment variable. If it is 1, every client of the process is shown; if it is 0, ``qreward run`` is not shown either."""
@@ -39,6 +48,9 @@ CHANGES = 20
 """Number of orders that are kept."""
 LONGEST = 65536
 """Maximum number of bytes of an order."""
+Action = Literal["pause", "resume", "drain", "restore", "limit", "cancel"]
+LIMITS = ("max_concurrency", "rpm", "tpm")
+"""Limits of an endpoint that an order may change."""
 
 _log = logging.getLogger("qreward")
 
@@ -47,17 +59,12 @@ class Channel:
     """Shows the clients of this process. ``open_channel`` returns the only one."""
 
     def __init__(self) -> None:
-        self._runtimes: dict[int, weakref.ref[Any]] = {}
+        self._runtimes: dict[int, weakref.ref[Runtime]] = {}
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
-        self._begin()
-        background.watch(self, Channel._begin_in_child)
-        atexit.register(self.close)
-
-    def _begin(self) -> None:
-        self._pid, self._closed, self._troubled = os.getpid(), False, False
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._closed = self._troubled = False
+        self._lock, self._writing, self._pid = threading.Lock(), threading.Lock(), os.getpid()
         folder = directory()
         self.path, self._file = folder / f"{self._pid}.sock", folder / f"{self._pid}.json"
         self.path.unlink(missing_ok=True)  # of a process that had the same number
@@ -67,29 +74,23 @@ class Channel:
             raise ConfigError(f"the socket {str(self.path)!r} cannot be opened: {error}") from None
         self._thread = threading.Thread(target=self._serve, name="qreward-live", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
-    def _begin_in_child(self) -> object:
-        global _opening
-        inherited, _opening = (self._server, self._lock, self._writing, _opening), threading.Lock()
-        self._server.socket.close()  # the parent's socket stays open in the parent
-        self.listeners = []
-        try:
-            self._begin()
-        except ConfigError as error:
-            _log.warning("this process is not shown: %s", error)
-        return inherited
+    def detach_after_fork(self) -> None:
+        """Close the child's copy of the socket. The socket stays open in the parent."""
+        self._server.socket.close()
 
-    def add(self, runtime: Any) -> None:
+    def add(self, runtime: Runtime) -> None:
         """Show a client until it is closed or dropped."""
         with self._lock:
             if not any(known() is runtime for known in self._runtimes.values()):
                 self._runtimes[max(self._runtimes, default=0) + 1] = weakref.ref(runtime)
 
-    def runtimes(self) -> dict[int, Any]:
+    def runtimes(self) -> dict[int, Runtime]:
         with self._lock:
-            found = {number: known() for number, known in self._runtimes.items()}
-            self._runtimes = {number: self._runtimes[number] for number, known in found.items() if known is not None and not known.closed}
-            return {number: found[number] for number in self._runtimes}
+            found = {number: each for number, known in self._runtimes.items() if (each := known()) is not None and not each.closed}
+            self._runtimes = {number: self._runtimes[number] for number in found}
+            return found
 
     # what is known
 
@@ -125,10 +126,10 @@ class Channel:
     # the thread
 
     def _serve(self) -> None:
-        due, server = time.monotonic(), self._server
-        while not self._closed and server is self._server:
-            server.timeout = max(0.0, due - time.monotonic())
-            server.handle_request()
+        due = time.monotonic()
+        while not self._closed:
+            self._server.timeout = max(0.0, due - time.monotonic())
+            self._server.handle_request()
             if (now := time.monotonic()) >= due and not self._closed:
                 due = max(due + 1.0, now)
                 if not self._clients or any(runtime.engine.drivers() for runtime in self.runtimes().values()):
@@ -137,23 +138,20 @@ class Channel:
     def _write(self) -> None:
         try:
             with self._writing:
-                self._write_now()
+                document = self.document()
+                if document["clients"]:
+                    self._clients = document["clients"]
+                elif self._closed:  # a program that fails closes its clients first
+                    document["clients"] = self._clients
+                new = self._file.with_suffix(".new")
+                new.write_bytes(msgspec.json.encode(document))
+                new.replace(self._file)
+                for listener in list(self.listeners):
+                    listener(document)
         except Exception:  # a full disk, or a fault of a listener, must not end the thread
             if not self._troubled:
                 self._troubled = True
                 _log.warning("the state of this process could not be written (logged once)", exc_info=True)
-
-    def _write_now(self) -> None:
-        document = self.document()
-        if document["clients"]:
-            self._clients = document["clients"]
-        elif self._closed:  # a program that fails closes its clients first
-            document["clients"] = self._clients
-        new = self._file.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(document))
-        new.replace(self._file)
-        for listener in list(self.listeners):
-            listener(document)
 
     def close(self) -> None:
         """Write the last document and remove the socket."""
@@ -255,10 +253,157 @@ def open_channel() -> Channel:
         return _channel
 
 
-def show_if_wanted(runtime: Any, *, default: bool = False) -> None:
+def _after_fork(_: object) -> object:
+    """Let a forked child open a channel of its own, when it shows a client."""
+    global _channel, _opening
+    inherited, _channel, _opening = (_channel, _opening), None, threading.Lock()
+    if inherited[0] is not None:
+        inherited[0].detach_after_fork()
+    return inherited
+
+
+background.watch(Channel, _after_fork)
+
+
+def show_if_wanted(runtime: Runtime, *, default: bool = False) -> None:
     """Show a client if the environment wants that. A fault is logged, because the client's work does not depend on it."""
     if is_on(VARIABLE) if VARIABLE in os.environ else default:
         try:
             open_channel().add(runtime)
         except ConfigError as error:
             _log.warning("this process is not shown: %s", error)
+
+
+class LiveView:
+    """Shows a client in ``qreward top``, and in a notebook as the output of a cell, until the client is closed or ``close`` is called.
+
+    Attributes:
+        path: the socket of this process, for ``curl --unix-socket``.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._channel, self._runtime = open_channel(), weakref.ref(runtime)
+        self._channel.add(runtime)
+        self.path = self._channel.path
+        self._cell: Cell | None = None
+
+    def _ipython_display_(self) -> None:
+        self.close()
+        self._cell = Cell()
+        self._update(self._channel.document())
+        self._channel.listeners.append(self._update)
+
+    def _update(self, document: dict[str, Any]) -> None:
+        runtime = self._runtime()
+        if runtime is None or runtime.closed:  # the cell keeps its last state
+            self.close()
+        elif self._cell is not None:
+            blocks = list(processes.blocks([Process(document["pid"], "running", document)]))
+            self._cell.show(processes.html(blocks), "\n".join(processes.plain(blocks)))
+
+    def close(self) -> None:
+        """Stop updating the output. The client is still shown in ``qreward top``."""
+        self._cell = None
+        if self._update in self._channel.listeners:
+            self._channel.listeners.remove(self._update)
+
+    def __repr__(self) -> str:
+        return f"<LiveView {str(self.path)!r}; `qreward top` shows it>"
+
+
+# orders of an operator
+
+
+class Order(msgspec.Struct, forbid_unknown_fields=True):
+    """An order. Its target is the name of an endpoint or the number of a batch."""
+
+    action: Action
+    target: str | None = None
+    limits: dict[str, float | None] = {}
+    reason: str = ""
+    dry_run: bool = False
+
+
+def steer(runtimes: Mapping[int, Runtime], order: Order) -> list[str]:
+    """Carry out an order at each client that it fits. Returns sentences about its effects. Raises ``ConfigError`` if it fits none."""
+    act, effects, refused = ACTIONS[order.action], list[str](), ConfigError("this process has no client")
+    if order.target is None and order.action in ("drain", "restore", "limit", "cancel"):
+        raise ConfigError(f"{order.action} needs the {'number of a batch' if order.action == 'cancel' else 'name of an endpoint'}")
+    for runtime in runtimes.values():
+        try:
+            effects += act(runtime, order)
+        except ConfigError as error:
+            refused = error
+    if not effects:
+        raise refused
+    return effects
+
+
+def _sources(runtime: Runtime, order: Order) -> list[Source]:
+    return runtime.fleet.sources() if order.target is None else [runtime.fleet.source(order.target)]
+
+
+def _waiting(runtime: Runtime, pools: Iterable[Pool]) -> int:
+    return sum(each.waiting for each in runtime.look.explain(pools))
+
+
+def _hold(runtime: Runtime, order: Order) -> list[str]:
+    sources, why = _sources(runtime, order), ""
+    if order.action == "pause":
+        why = f"paused: {order.reason}" if order.reason else "paused"
+    if not order.dry_run:
+        runtime.fleet.hold(order.target, why)
+    waiting = _waiting(runtime, {pool for source in sources for pool in source.pools})
+    names = ", ".join(source.name for source in sources)
+    if why:
+        return [f"{names}: nothing new is sent, {sum(source.inflight for source in sources)} in flight are finished, {waiting} wait"]
+    return [f"{names}: requests are sent again, {waiting} wait"]
+
+
+def _mark(runtime: Runtime, order: Order) -> list[str]:
+    (source,) = _sources(runtime, order)
+    down = order.action == "drain"
+    for pool in source.pools if down else ():
+        if all(other is source or other.health.marked_unhealthy for other in pool.sources):
+            waiting = _waiting(runtime, [pool])
+            raise ConfigError(
+                f"{source.name!r} is the last endpoint of {pool.name}, so {waiting} waiting requests would fail; pause it instead"
+            )
+    if not order.dry_run:
+        runtime.fleet.mark(source.name, down=down)
+    return [f"{source.name}: {f'{source.inflight} in flight are finished, others take the rest' if down else 'back in service'}"]
+
+
+def _limit(runtime: Runtime, order: Order) -> list[str]:
+    (source,) = _sources(runtime, order)
+    if not order.limits:
+        raise ConfigError("limit needs a limit to change")
+    if stray := next((name for name in order.limits if name not in LIMITS), None):
+        raise ConfigError(f"there is no limit {stray!r}; {did_you_mean(stray, LIMITS, otherwise='the limits are')}")
+    old = cast("Endpoint", source.endpoint)
+    limits = old.limits.changed(order.limits)
+    if not order.dry_run:
+        config, entry = runtime.config, runtime.fleet.entry_of(source.name)
+        changed = [each if each is not entry else each.model_copy(update={"limits": limits}) for each in config.endpoints]
+        runtime.reload(config.model_copy(update={"endpoints": tuple(changed)}))
+    return [f"{source.name}: {name} {_shown(getattr(old.limits, name))} -> {_shown(getattr(limits, name))}" for name in order.limits]
+
+
+def _shown(limit: float | None) -> str:
+    return "none" if limit is None else f"{limit:g}"
+
+
+def _cancel(runtime: Runtime, order: Order) -> list[str]:
+    waiters = [waiter for driver in runtime.engine.drivers() for waiter in list(driver.waiters)]
+    batches = {str(waiter.number): waiter for waiter in waiters if isinstance(waiter, BatchWaiter)}
+    batch = batches.get(cast("str", order.target))
+    if batch is None:
+        raise ConfigError(f"there is no batch {order.target!r}; the batches are {', '.join(batches) or 'all done'}")
+    if not order.dry_run:
+        batch.driver.later(partial(batch.cancel, order.reason))
+    return [f"batch {order.target} ends: its items without a result get BatchCancelled"]
+
+
+ACTIONS: Mapping[str, Callable[[Any, Order], list[str]]] = {
+    "pause": _hold, "resume": _hold, "drain": _mark, "restore": _mark, "limit": _limit, "cancel": _cancel,
+}  # fmt: skip

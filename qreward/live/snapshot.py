@@ -7,15 +7,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.snapshots import load_of
-from qreward.reasons import Explanation, ReasonCode
-from qreward.results import RouteLoad, dollars
+from qreward.results import Explanation, ReasonCode, RouteLoad, RouteState, dollars
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source
@@ -154,24 +153,20 @@ class SnapshotMaker:
             made = [explain(now, pool) for pool in (self.pools() if pools is None else pools)]
         return found + [each for each in made if pools is not None or each.waiting or each.in_flight or each.is_stuck]
 
-    def for_progress(self, pools: Callable[[], Sequence[Pool]]) -> dict[str, Any]:
-        """Return the functions with which ``start_progress`` shows the load of routes, the time left, and why nothing moves."""
+    def for_progress(self, pools: Callable[[], Sequence[Pool]]) -> Callable[[int, bool], RouteState]:
+        """Return a function for ``start_progress``: the state of routes, if items are left, and with a reason if nothing moves."""
 
-        def load() -> RouteLoad:
-            loads = [load_of(pool) for pool in pools()]
-            return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
-
-        def done_in(left: int) -> tuple[float, float] | None:  # other work of the routes may go first
+        def state(left: int, is_quiet: bool) -> RouteState:
+            chosen = pools()
             with self._engine.lock:
-                now = self._engine.clock()
-                found = [(pool.done_in(now, left), pool.done_in(now, max(left, waiting_in(pool)))) for pool in pools()]
+                now = self._engine.clock()  # other work of the routes may go first
+                found = [(pool.done_in(now, left), pool.done_in(now, max(left, waiting_in(pool)))) for pool in chosen if left]
             bands = [(least[0], most[1]) for least, most in found if least is not None and most is not None]
-            return (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
+            done_in = (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
+            why = "; ".join(each.text for each in self.explain(chosen) if each.is_stuck) if is_quiet else ""
+            return RouteState(RouteLoad(*map(sum, zip(*map(load_of, chosen), strict=True))), done_in, why)
 
-        def why() -> str:
-            return "; ".join(each.text for each in self.explain(pools()) if each.is_stuck)
-
-        return {"load": load, "done_in": done_in, "why": why}
+        return state
 
     def _elsewhere(self, drivers: Iterable[LoopDriver]) -> list[Explanation]:
         late = max((driver.lag() for driver in drivers), default=0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,21 +12,14 @@ from qreward.engine.instrumentation import error_of, model_of, outcome_of, type_
 from qreward.errors import ConfigError
 from qreward.scheduler.outcome import Outcome
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, Task
 
-
-class _Lanes:
-    """The slots of one endpoint: those that are free, and the number of all."""
-
-    def __init__(self, process: int) -> None:
-        self.process = process
-        self.free: list[int] = []
-        self.ends: list[float] = []  # when the last attempt of each slot ended
+SLACK = 0.005
+"""Seconds by which an attempt may seem to begin before the attempt whose slot it takes has ended, because the end is reported later."""
 
 
 class Trace:
-    """Records the attempts that begin until ``close``. Use it with ``with``."""
+    """Records the attempts that begin and end until ``close``. Use it with ``with``."""
 
     def __init__(self, engine: Engine[Scheduler], path: str | Path) -> None:
         try:
@@ -35,8 +27,8 @@ class Trace:
         except OSError as error:
             raise ConfigError(f"the trace {str(path)!r} cannot be written: {error.strerror or error}") from None
         self._engine, self._lock = engine, threading.Lock()
-        self._lanes: dict[str, _Lanes] = {}
-        self._running: dict[Attempt, tuple[int, float, float | None]] = {}  # lane, beginning, and time of the first chunk
+        self._endpoints: dict[str, tuple[int, list[float]]] = {}  # number, and when the last attempt of each slot ended
+        self._first: dict[Attempt, float] = {}  # when the first chunk came
         self._began = engine.clock()
         self._file.write("[")
         self._separator = "\n"
@@ -61,51 +53,49 @@ class Trace:
     def began(self, _task: Task, _now: float) -> bool:
         return True
 
-    def sent(self, attempt: Attempt) -> None:
-        with self._lock:
-            lanes = self._lanes_of(attempt.source)
-            if not lanes.free:
-                lanes.ends.append(0.0)
-                lanes.free.append(len(lanes.ends) - 1)
-                self._write(self._named("thread_name", lanes.process, len(lanes.ends), f"slot {len(lanes.ends)}"))
-            lane = heappop(lanes.free)
-            # the event that made room was reported a moment after this attempt had been sent
-            self._running[attempt] = lane, max(attempt.sent_at, lanes.ends[lane]), None
+    def sent(self, attempt: Attempt) -> None: ...
 
     def first(self, attempt: Attempt, now: float) -> None:
-        if attempt in self._running:
-            self._running[attempt] = *self._running[attempt][:2], now
+        self._first[attempt] = now
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         with self._lock:
-            if attempt not in self._running:
+            first, error = self._first.pop(attempt, None), error_of(attempt, outcome)
+            if attempt.sent_at < self._began:
                 return
-            lane, begun, first = self._running.pop(attempt)
-            lanes, error = self._lanes_of(attempt.source), error_of(attempt, outcome)
-            heappush(lanes.free, lane)
-            lanes.ends[lane] = now
+            process, slot, begun = self._place(attempt.source.name, attempt.sent_at, now)
             kind, result = type_of(attempt), outcome_of(attempt, outcome)
             about: dict[str, Any] = {"outcome": result, "attempt": attempt.number, "call": attempt.task.serial}
             about |= {} if first is None else {"first_chunk_s": round(first - attempt.sent_at, 6)}
             about |= {} if error is None else {"error": type(error).__name__, "status": getattr(error, "status_code", None)}
             name = " ".join((model_of(attempt.task), *([kind] if kind != "original" else []), *([result] if result != "won" else [])))
             times = {"ts": self._micros(begun), "dur": self._micros(now) - self._micros(begun)}
-            self._write({"ph": "X", "name": name, "cat": kind, "pid": lanes.process, "tid": lane + 1, **times, "args": about})
+            self._write({"ph": "X", "name": name, "cat": kind, "pid": process, "tid": slot, **times, "args": about})
 
     def done(self, *_: object) -> None: ...
 
     # the file
 
-    def _lanes_of(self, source: Source) -> _Lanes:
-        lanes = self._lanes.get(source.name)
-        if lanes is None:
-            lanes = self._lanes[source.name] = _Lanes(1 + len(self._lanes))
-            self._write(self._named("process_name", lanes.process, 0, source.name))
-        return lanes
+    def _place(self, endpoint: str, begun: float, ended: float) -> tuple[int, int, float]:
+        """Return the number of the endpoint, a slot that was free from the beginning, and the beginning. Slots are numbered from 1.
+
+        Attempts come in the order of their ends, so the slot that was taken last of those that were free leaves the fewest slots.
+        """
+        if endpoint not in self._endpoints:
+            self._endpoints[endpoint] = 1 + len(self._endpoints), []
+            self._write(self._named("process_name", len(self._endpoints), 0, endpoint))
+        process, ends = self._endpoints[endpoint]
+        free = [place for place, end in enumerate(ends) if end <= begun + SLACK]
+        place = max(free, key=ends.__getitem__, default=len(ends))
+        if place == len(ends):
+            ends.append(0.0)
+            self._write(self._named("thread_name", process, len(ends), f"slot {len(ends)}"))
+        begun, ends[place] = max(begun, ends[place]), ended
+        return process, place + 1, begun
 
     @staticmethod
-    def _named(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
-        return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
+    def _named(what: str, process: int, slot: int, name: str) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": process, "tid": slot, "args": {"name": name}}
 
     def _micros(self, at: float) -> int:
         return max(0, round(1e6 * (at - self._began)))

@@ -56,6 +56,11 @@ class WaitingTask(Protocol):
     slack: int
 
 
+def _is_grouped(task: WaitingTask, holders: Holders[Any]) -> bool:
+    prefix = task.prefix
+    return prefix is not None and (prefix.named or holders.is_affinity_useful())
+
+
 T = TypeVar("T", bound=WaitingTask)
 Groups = OrderedDict["Group[T]", None]
 Held = list[tuple[int, float, int, "Group[T]"]]
@@ -243,7 +248,7 @@ class AffineQueue(Generic[T]):
         if self._ahead or not look_ahead:
             return self.popleft()
         ungrouped, waiting = self._ungrouped, self._grouped - self._left
-        if not waiting and (len(ungrouped) == 1 or ungrouped[0].prefix is None):  # no choice
+        if not waiting and (len(ungrouped) == 1 or not _is_grouped(ungrouped[0], holders)):  # no choice
             return ungrouped.popleft()
         if ungrouped and waiting < look_ahead - look_ahead // BATCH:
             self.form_groups(look_ahead, holders)
@@ -302,10 +307,12 @@ class AffineQueue(Generic[T]):
     # the tree of groups
 
     def form_groups(self, look_ahead: int, holders: Holders[Any]) -> None:
-        """Sort some of the oldest unsorted tasks into groups, unless no sorted task waits and the oldest one has no prefix."""
+        """Sort some of the oldest unsorted tasks into groups, unless no sorted task waits and the oldest one needs no group."""
         ungrouped, position = self._ungrouped, self._grouped
         waiting = position - self._left
-        if not ungrouped or not look_ahead or (not waiting and ungrouped[0].prefix is None):
+        if not ungrouped or not look_ahead:
+            return
+        if not _is_grouped(ungrouped[0], holders) and not (waiting and holders.is_affinity_useful()):
             return
         line, groups = self._line, self._groups
         if 2 * self._head > len(line) or not waiting:
@@ -320,13 +327,7 @@ class AffineQueue(Generic[T]):
             task.slack = slack
             position += 1
             slack += 1
-            if prefix is None:
-                group = self._root
-            else:
-                known = groups.get(prefix.keys[-1])
-                group = known or self._find_group(task, prefix, holders)
-                if known and not prefix.named:
-                    holders.unshared = 0
+            group = self._root if prefix is None else groups.get(prefix.keys[-1]) or self._find_group(task, prefix, holders)
             task.group = group
             tasks = group.tasks
             tasks.append(task)
@@ -345,8 +346,6 @@ class AffineQueue(Generic[T]):
         keys = prefix.keys
         seen, other = self._shared(keys, task.position)
         held = holders.last_held(keys, seen)
-        if not prefix.named:
-            holders.unshared = 0 if held else holders.unshared + 1
         group = self._root
         for shared in (seen, held):
             if shared:

@@ -22,11 +22,8 @@ LOOK_AHEAD = 4096
 MOST_COMPARED, RANKED_FOR = 4, 0.25
 """``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
 again after ``RANKED_FOR`` seconds."""
-UNSHARED, UNCACHED, EACH = 256, 512, 8
-"""``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which most prompts are no longer
-compared. ``UNCACHED``: number of consecutive answers that report no cached tokens although some were expected, after which the same
-happens, because the servers have no prefix cache. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a prompt has a common
-beginning with another prompt, or an answer reports cached tokens."""
+EACH = 8
+"""While prefix affinity is of no use, the prefix of one prompt in ``EACH`` is found, until prompts share a beginning that servers cache."""
 
 
 class Pool:
@@ -67,7 +64,7 @@ class Pool:
             return None
         self._looked = (self._looked + 1) % EACH
         holders = self.holders
-        prefix = self.prefix_of(payload, self._looked > 0 and (holders.unshared >= UNSHARED or holders.uncached >= UNCACHED))
+        prefix = self.prefix_of(payload, self._looked > 0 and not holders.is_affinity_useful())
         if prefix is None:
             holders.unshared += 1
         return prefix

@@ -38,6 +38,10 @@ SWEEP = 4096
 of prefixes that are left."""
 REMEMBERED = 65_536
 """Minimum number of recent prefixes whose holders are remembered. The maximum is about twice this number."""
+UNSHARED, UNCACHED = 256, 512
+"""``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which prefix affinity is taken to be of
+no use. ``UNCACHED``: number of consecutive answers that report no cached tokens although some were expected, after which the same happens,
+because the servers have no prefix cache."""
 MOST_HOLDERS = 32
 """Maximum number of sources that are remembered for a prefix. These are the sources to which the prefix was sent last."""
 COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
@@ -213,14 +217,21 @@ class Holders(Generic[S]):
     __slots__ = ("_before", "_recent", "uncached", "unshared")
 
     def __init__(self) -> None:
-        self.unshared = 0  # number of tasks in a row whose prompts shared nothing with others, as far as they were compared
+        self.unshared = 0  # number of tasks in a row whose prompts shared nothing with prompts that were sent before
         self.uncached = 0  # number of answers in a row that reported no cached tokens although some were expected
         self._recent: dict[int, tuple[S, ...]] = {}
         self._before: dict[int, tuple[S, ...]] = {}
 
-    def add(self, prefix: Prefix, source: S) -> None:
-        """Record that a source was sent a request with this prefix."""
+    def is_affinity_useful(self) -> bool:
+        """Return whether prompts share beginnings and servers cache them, as far as is known. Groups that the caller named always count."""
+        return self.unshared < UNSHARED and self.uncached < UNCACHED
+
+    def add(self, prefix: Prefix, source: S, first: bool = True) -> None:
+        """Record that a source was sent a request with this prefix. ``first``: it is the first request of its task."""
         recent, before = self._recent, self._before
+        if first:
+            outermost = prefix[0][0]
+            self.unshared = 0 if outermost in recent or outermost in before else self.unshared + 1
         if len(recent) > REMEMBERED:
             self._before, self._recent = before, recent = recent, {}
         alone = (source,)

@@ -527,7 +527,7 @@ class Scheduler:
         source.sent(now, attempt)
         if task.prefix is not None:
             attempt.cached = source.prefix_cache.use(now, task.prefix)
-            task.pool.holders.add(task.prefix, source)
+            task.pool.holders.add(task.prefix, source, first=task.sends == 1)
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)

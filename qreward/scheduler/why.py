@@ -12,7 +12,7 @@ from math import inf
 from typing import get_args
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
-from qreward.reasons import EndpointReason, Explanation, ReasonCode
+from qreward.results import EndpointReason, Explanation, ReasonCode
 from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Availability, Source, standing

@@ -207,8 +207,10 @@ def _has_received(connection: Connection) -> bool:  # also if the event loop has
         return True
     if _POLL is None:
         return False
-    poll = _POLL()
-    poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
+    poll = getattr(protocol, "unread", None)
+    if poll is None:  # kept with the connection: it takes as long to make as to ask
+        poll = protocol.unread = _POLL()  # type: ignore[attr-defined]
+        poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
     return bool(poll.poll(0))
 
 

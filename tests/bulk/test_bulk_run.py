@@ -35,7 +35,7 @@ from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun, run_bulk
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
-from qreward.live.steer import Order, steer
+from qreward.live.channel import Order, steer
 
 
 def expected(count: int) -> dict[str, str]:

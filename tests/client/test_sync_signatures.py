@@ -17,7 +17,11 @@ OTHER_NAMES = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exi
 """What the blocking client calls otherwise."""
 
 
-OWN_RETURNS = {"stream_chat_completion": "SyncStream", "batch_stream_chat_completion": "SyncBatchStream", "chat": "SyncChatNamespace"}
+OWN_RETURNS = {
+    "stream_chat_completion": "SyncStream",
+    "batch_stream_chat_completion": "SyncBatchStream",
+    "chat": "ChatNamespace[SyncCompletions]",
+}
 """What is not awaited itself, and so has a blocking counterpart."""
 
 
@@ -37,7 +41,7 @@ def signature(client: type, name: str) -> str:
         found = found.fget
     text = str(inspect.signature(found.__func__ if isinstance(found, classmethod) else found))
     if name in OWN_RETURNS:
-        text = text.replace(f"-> '{OWN_RETURNS[name]}'", f"-> '{OWN_RETURNS[name].removeprefix('Sync')}'")
+        text = text.replace(f"-> '{OWN_RETURNS[name]}'", f"-> '{OWN_RETURNS[name].replace('Sync', '')}'")
     return text.replace(client.__name__, "Client")
 
 

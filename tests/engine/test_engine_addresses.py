@@ -19,7 +19,7 @@ from reload_tools import Servers, ask, begin
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, QRewardClient, Route
 from qreward.cli.check import check_all
 from qreward.engine import addresses
-from qreward.live.steer import Order, steer
+from qreward.live.channel import Order, steer
 from qreward.runtime import runtime_of
 from qreward.settings.client import ClientConfig
 from qreward.testing import FakeEndpoint, FakeFleet

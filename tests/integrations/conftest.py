@@ -20,7 +20,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
     """What is shown in it."""
     made = Notebook()
     monkeypatch.setitem(sys.modules, "IPython.display", made)
-    monkeypatch.setattr("qreward.notebook.display.is_notebook", lambda: True)
+    monkeypatch.setattr("qreward.integrations.notebook.is_notebook", lambda: True)
     return made
 
 

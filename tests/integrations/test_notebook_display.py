@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from shared_tools import each, words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
-from qreward.notebook.display import (
-    CARD_TEXT,
-    LIVE_TEXT,
-    LiveAnswer,
-    LiveBatch,
-    answer_html,
-    answer_plain,
-    answers_html,
-    answers_plain,
-)
+from qreward.integrations.notebook import CARD_TEXT, LIVE_TEXT, LiveAnswer, LiveBatch
 
 KNOWN = {"div", "span", "b", "i", "pre"}
 
@@ -68,7 +59,7 @@ def batch(count: int, most: int, text: str = "yes") -> LiveBatch:
 
 @given(st.lists(st.text(max_size=40), max_size=4), st.text(max_size=40), st.text(min_size=1, max_size=20))
 def test_no_text_of_a_judge_or_a_server_becomes_markup(pieces: list[str], said: str, endpoint: str) -> None:
-    page = answer_html(answer(*pieces, error=RateLimited(said), endpoint=endpoint), 20.0)
+    page = answer(*pieces, error=RateLimited(said), endpoint=endpoint).html(20.0)
     found = Tags(page)
     assert set(found.tags) <= KNOWN
     text = "".join(pieces).replace("\r\n", "\n").replace("\r", "\n")
@@ -76,7 +67,7 @@ def test_no_text_of_a_judge_or_a_server_becomes_markup(pieces: list[str], said: 
 
 
 def test_markup_and_formulas_of_a_judge_are_shown_as_they_are_written() -> None:
-    page = answer_html(answer("<script>alert(1)</script></pre>", " & it costs $5 or $6"), 20.0)
+    page = answer("<script>alert(1)</script></pre>", " & it costs $5 or $6").html(20.0)
     assert "<script" not in page
     assert page.count("</pre>") == 1
     assert "mathjax_ignore" in page
@@ -96,60 +87,60 @@ def test_markup_and_formulas_of_a_judge_are_shown_as_they_are_written() -> None:
 )
 def test_a_card_shows_how_an_answer_ended_with_the_text_so_far(error: BaseException | None, phase: str) -> None:
     ended = answer("half", error=error)
-    assert words(answer_html(ended, 20.0)).startswith(f"{phase} gpu-0 · 10.0 s")
-    assert "half" in answer_html(ended, 20.0)
+    assert words(ended.html(20.0)).startswith(f"{phase} gpu-0 · 10.0 s")
+    assert "half" in ended.html(20.0)
     said = str(error or "")
-    assert (f"{type(error).__name__}: {said}" in words(answer_html(ended, 20.0))) == bool(said)
-    assert answer_plain(ended, 20.0).startswith(f"half\n[{phase} · ")
+    assert (f"{type(error).__name__}: {said}" in words(ended.html(20.0))) == bool(said)
+    assert ended.plain(20.0).startswith(f"half\n[{phase} · ")
 
 
 def test_the_time_goes_on_until_the_end_and_then_stands_still() -> None:
     under_way, ended = answer("a", ended=False), answer("a")
-    assert answer_html(under_way, 5.0) != answer_html(under_way, 7.0)
-    assert answer_html(under_way, 5.1) == answer_html(under_way, 5.9)
-    assert answer_html(ended, 11.0) == answer_html(ended, 99.0)
-    assert words(answer_html(answer(), 20.0)) == "done gpu-0 · 10.0 s no text"
+    assert under_way.html(5.0) != under_way.html(7.0)
+    assert under_way.html(5.1) == under_way.html(5.9)
+    assert ended.html(11.0) == ended.html(99.0)
+    assert words(answer().html(20.0)) == "done gpu-0 · 10.0 s no text"
 
 
 def test_an_answer_that_began_anew_waits_again_without_its_text() -> None:
     again = answer("void", ended=False)
     again.add(StreamRestarted("void", ConnectionFailed("it <b>broke</b>")), 3.0)
-    assert words(answer_html(again, 4.0)) == "waiting 4 s · restarted once it began anew after ConnectionFailed: it <b>broke</b>"
+    assert words(again.html(4.0)) == "waiting 4 s · restarted once it began anew after ConnectionFailed: it <b>broke</b>"
     again.add(StreamRestarted("", None), 5.0)
-    assert words(answer_html(again, 6.0)) == "waiting 6 s · restarted 2 times"
+    assert words(again.html(6.0)) == "waiting 6 s · restarted 2 times"
 
 
 def test_long_texts_are_cut_at_the_side_that_matters_less() -> None:
     text = "".join(f"<{number}> " for number in range(20_000))
     under_way, ended = answer(text, ended=False), answer(text)
-    assert len(answer_html(under_way, 2.0)) < 4 * LIVE_TEXT
-    assert f"({len(text) - LIVE_TEXT:,} characters before)" in words(answer_html(under_way, 2.0))
-    assert words(answer_html(under_way, 2.0)).endswith("<19998> <19999>")
-    assert text.strip() in words(answer_html(ended, 2.0))
+    assert len(under_way.html(2.0)) < 4 * LIVE_TEXT
+    assert f"({len(text) - LIVE_TEXT:,} characters before)" in words(under_way.html(2.0))
+    assert words(under_way.html(2.0)).endswith("<19998> <19999>")
+    assert text.strip() in words(ended.html(2.0))
     exactly = "x" * LIVE_TEXT
-    assert words(answer_html(answer(exactly, ended=False), 2.0)).endswith(f" {exactly}")
-    page = answer_html(answer(error=RateLimited("no " * 10_000)), 20.0)
+    assert words(answer(exactly, ended=False).html(2.0)).endswith(f" {exactly}")
+    page = answer(error=RateLimited("no " * 10_000)).html(20.0)
     assert len(page) < 3000
     assert "more characters)" in page
 
     growing = batch(1, 3, "first " + "x" * 5000 + " last")
-    assert words(answers_html(growing, 2.0)).endswith(" last")
+    assert words(growing.html(2.0)).endswith(" last")
     growing.add((0, Result(0, None, None, "gpu-0", 0.5, 0.0)), 3.0)
     growing.end(None, None, 3.0)
-    assert "first x" in words(answers_html(growing, 3.0))
-    assert " last" not in words(answers_html(growing, 3.0))
-    assert len(answers_html(growing, 3.0)) < CARD_TEXT + 2000
+    assert "first x" in words(growing.html(3.0))
+    assert " last" not in words(growing.html(3.0))
+    assert len(growing.html(3.0)) < CARD_TEXT + 2000
 
 
 def test_ten_thousand_answers_are_drawn_as_few_cards_and_one_count() -> None:
     many = batch(10_000, 12)
-    page = answers_html(many, 2.0)
+    page = many.html(2.0)
     assert Tags(page).tags.count("pre") == 12
     assert len(page) < 15_000
     assert words(page).startswith("0 done · 10,000 under way · 2 s · 10,000 tokens/s")
     assert words(page).endswith("and 9,988 more that are not shown")
-    assert Tags(answers_html(batch(50, 0), 2.0)).tags.count("pre") == 50, "no limit"
-    assert answers_plain(batch(3, 2), 2.5) == "[0 done · 3 under way · 2 s · 3 tokens/s]"
+    assert Tags(batch(50, 0).html(2.0)).tags.count("pre") == 50, "no limit"
+    assert batch(3, 2).plain(2.5) == "[0 done · 3 under way · 2 s · 3 tokens/s]"
 
 
 def test_what_has_ended_without_a_card_or_gave_its_card_away_is_let_go_of() -> None:
@@ -158,11 +149,11 @@ def test_what_has_ended_without_a_card_or_gave_its_card_away_is_let_go_of() -> N
     for index in range(3, 1000):
         many.add((index, ended), 2.0)
     assert set(many.answers) == {0, 1, 2}
-    assert words(answers_html(many, 2.0)).startswith("997 done · 3 under way")
-    assert words(answers_html(many, 2.0)).endswith("and 997 more that are not shown")
+    assert words(many.html(2.0)).startswith("997 done · 3 under way")
+    assert words(many.html(2.0)).endswith("and 997 more that are not shown")
     many = LiveBatch(0.0, 3)
     for index in range(100):
         many.add((index, "yes"), 1.0)
         many.add((index, ended), 1.0)
     assert len(many.answers) == 3
-    assert words(answers_html(many, 2.0)).startswith("100 done")
+    assert words(many.html(2.0)).startswith("100 done")

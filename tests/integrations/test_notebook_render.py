@@ -16,7 +16,7 @@ from notebook_tools import MODEL, chat
 from shared_tools import words
 
 from qreward import BadRequest, BatchResult, BatchStats, Endpoint, EndpointState, EndpointStats, QRewardClient, RateLimited, Result, Retry
-from qreward.notebook.render import MOST_ROWS, clip, number, seconds
+from qreward.render import MOST_ROWS, clip, number, seconds
 from qreward.results import FleetStats
 
 pytestmark = pytest.mark.real_time

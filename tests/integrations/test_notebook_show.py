@@ -12,8 +12,8 @@ import pytest
 from notebook_tools import BROKEN, MODEL, Notebook, chat, speaking
 
 from qreward import BatchInterrupted, ConfigError, ServerError, StreamInterrupted, SyncQRewardClient
+from qreward.integrations import notebook as display
 from qreward.integrations.notebook import show, show_batch
-from qreward.notebook import display
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, echo_of
 
 

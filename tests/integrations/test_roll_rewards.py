@@ -26,7 +26,7 @@ from qreward.integrations.roll import (
     settings_of,
 )
 from qreward.integrations.trainers import RewardConfig, Rewarder
-from qreward.reasons import WAITING
+from qreward.results import WAITING
 
 
 def rows(*responses: str, **columns: list[Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from unittest import mock
 
 from qreward.live import channel
 from qreward.live.channel import Channel
-from qreward.live.directory import VARIABLE
+from qreward.live.processes import VARIABLE
 
 
 @contextmanager

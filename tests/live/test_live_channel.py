@@ -20,7 +20,7 @@ from live_tools import opened, own_directory
 from qreward import ConfigError, Endpoint, QRewardClient
 from qreward.engine.driver import LoopDriver
 from qreward.live import channel
-from qreward.live.directory import VERSION, directory, processes, request
+from qreward.live.processes import VERSION, directory, processes, request
 
 SECRET = "planted-secret-0123456789"
 

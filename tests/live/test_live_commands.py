@@ -20,8 +20,8 @@ from test_live_channel import new_client
 
 from qreward import BatchCancelled, QRewardClient
 from qreward.cli import main
-from qreward.live.directory import processes, request
-from qreward.live.steer import Order, steer
+from qreward.live.channel import Order, steer
+from qreward.live.processes import processes, request
 from qreward.scheduler.outcome import Answer
 
 CHATS = [[{"role": "user", "content": str(number)}] for number in range(40)]

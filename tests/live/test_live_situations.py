@@ -19,7 +19,7 @@ import pytest
 
 from qreward import BatchResult, DeadlineExceeded, Endpoint, Limits, NoEndpoint, QRewardClient, QueueFull, RequestTimeout, progress
 from qreward.engine import driver, stalls
-from qreward.reasons import Explanation, ReasonCode
+from qreward.results import Explanation, ReasonCode
 from qreward.scheduler import health, why
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 

@@ -12,8 +12,8 @@ import pytest
 from live_tools import opened
 from test_live_channel import new_client
 
-from qreward.live import view
-from qreward.live.directory import VERSION, Process
+from qreward.live import processes as view
+from qreward.live.processes import VERSION, Process
 
 EVIL = "<script>x</script>\x1b[31m"
 

@@ -16,8 +16,8 @@ from scheduler_driver import Driver
 from qreward.scheduler import affinity
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import EACH, UNCACHED, UNSHARED
-from qreward.scheduler.prefixes import Holders, Prefix
+from qreward.scheduler.pool import EACH
+from qreward.scheduler.prefixes import UNCACHED, UNSHARED, Holders, Prefix
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task, TaskState
 

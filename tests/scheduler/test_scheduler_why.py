@@ -6,7 +6,7 @@ from random import Random
 from typing import get_args
 
 from qreward.errors import RateLimited
-from qreward.reasons import ReasonCode
+from qreward.results import ReasonCode
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Failure, FailureKind, LastFailure, described
 from qreward.scheduler.pool import Pool

@@ -43,8 +43,7 @@ from qreward.judge.codec import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict, Vote
-from qreward.reasons import WAITING
-from qreward.results import Usage
+from qreward.results import WAITING, Usage
 from qreward.runtime import runtime_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
 from qreward.spelling import TYPO, closest

@@ -1,4 +1,4 @@
-"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many.
+"""The objects through which callers read streamed responses: one stream, a batch of streams, and both for blocking code.
 
 A handle is not the waiter of its stream: when the caller drops the last reference to the handle, the stream is left.
 """
@@ -6,17 +6,21 @@ A handle is not the waiter of its stream: when the caller drops the last referen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+from qreward.engine.background import run_in_background
+from qreward.engine.portal import BlockingTwin, blocking, forwarded, portal
 from qreward.engine.streams import AnyStreamWaiter, BatchStreamWaiter, StreamRestarted, StreamWaiter, closed
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ClientClosed, ConfigError, QRewardError
 from qreward.results import BatchResult, Result
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 W = TypeVar("W", bound=AnyStreamWaiter)
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -57,9 +61,6 @@ class StreamHandle(Generic[W]):
             self._waiter = self._begin()
         return self._waiter
 
-    def _take(self) -> Coroutine[Any, Any, Any]:
-        return (self._waiter or self._open()).take()
-
     async def _until(self, end: Callable[[], Any]) -> Any:
         """Wait for the end, or for another event. If the wait is cancelled or fails, the stream is left."""
         try:
@@ -94,9 +95,9 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
 
     async def __anext__(self) -> T_co:
         try:
-            while (event := await self._stream._take()) is not None:
-                shown = self._show(event)
-                if shown is not None:
+            waiter = self._stream._open()
+            while (event := await waiter.take()) is not None:
+                if (shown := self._show(event)) is not None:
                     return shown
         except BaseException:  # cancelled, interrupted or discarded: no caller will read on
             self._stream._drop()
@@ -245,3 +246,70 @@ class BatchStream(StreamHandle[BatchStreamWaiter]):
     def __repr__(self) -> str:
         waiter = self._waiter
         return f"<BatchStream {'not begun' if waiter is None else 'done' if waiter.over() else 'under way'}>"
+
+
+# for blocking code
+
+
+def _read(items: AsyncIterable[T]) -> Iterator[T]:
+    return portal().iterate(items)
+
+
+class SyncStream(BlockingTwin[Stream]):
+    """A chat completion that arrives token by token. ``SyncQRewardClient.stream_chat_completion`` returns it. See :class:`Stream`.
+
+    Example:
+        >>> def show(client, messages):
+        ...     with client.stream_chat_completion(messages, model="judge-7b") as stream:
+        ...         for token in stream:
+        ...             print(token, end="")
+        ...         return stream.final().usage
+    """
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return _read(aiter(self._async))
+
+    chunks = forwarded(Stream.chunks, _read)
+    events = forwarded(Stream.events, _read)
+    final = blocking(Stream.final)
+
+    @property
+    def text(self) -> str:
+        """The text received since the last restart, including text that was not read yet."""
+        return self._async.text
+
+    @property
+    def result(self) -> Result[ChatCompletion] | None:
+        """The outcome. The property is None before the end, and if the stream was left early."""
+        return self._async.result
+
+
+class SyncBatchStream(BlockingTwin[BatchStream]):
+    """Many chat completions that arrive token by token. See :class:`BatchStream`."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return _read(aiter(self._async))
+
+    events = forwarded(BatchStream.events, _read)
+    results = blocking(BatchStream.results)
+
+
+def leave(close_reader: Callable[[], object], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close a stream that blocking code reads, and wait until its connection is closed, except in the portal's own thread."""
+
+    async def close() -> None:
+        with contextlib.suppress(QRewardError):  # no caller is left to receive the error
+            await aclose()
+
+    with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
+        here = portal()
+        with contextlib.suppress(Exception):  # the error of the stream concerns only its reader
+            close_reader()
+        if here.is_here():
+            here.soon(lambda: run_in_background(asyncio.get_running_loop(), close()))
+        else:
+            here.call(aclose)

@@ -1,17 +1,35 @@
-"""What ``ps``, ``top`` and notebooks show: blocks of text and tables, which become lines or HTML."""
+"""The processes of a user that show themselves: where they are found, and what ``ps``, ``top`` and notebooks show of them.
+
+One directory has a socket and the last document of each process.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from http.client import HTTPConnection, HTTPException
+from math import inf
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from qreward.live.directory import Process
-from qreward.notebook.render import frame, number, seconds, table
+from qreward.errors import ConfigError
+from qreward.render import frame, number, seconds, table, text_table
+
+VERSION = 1
+"""Version of the documents. A document of another version is not shown."""
+VARIABLE = "QREWARD_LIVE_DIR"
+"""Environment variable: the directory. The default is the same for all processes of a user, whatever their ``TMPDIR`` is."""
+KEPT, KEPT_AFTER_DEATH = 3600.0, 86400.0
+"""Seconds for which the document of a process is kept that has ended, or that was killed."""
+PATIENCE = 1.0
+"""Seconds within which a process must answer. A process that was stopped accepts connections and never answers."""
 
 NONE = "no program shows itself; start one with QREWARD_LIVE=1, or call client.live() in it"
 WORDS = {"program", "state", "endpoint", "now", "limit because"}
@@ -20,6 +38,86 @@ WIDTH = 30
 """Number of characters that are shown of the reason of a pause."""
 MOST_CHANGES = 3
 """Number of latest orders that are shown."""
+
+
+def directory() -> Path:
+    """Return the directory, made if needed. Raises ``ConfigError`` if other users could read it or own it."""
+    path = Path(os.environ.get(VARIABLE) or f"/tmp/qreward-{os.geteuid()}")  # noqa: S108 - the owner and the mode are checked
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"the directory {str(path)!r} cannot be used: {error.strerror}; name another one in {VARIABLE}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{str(path)!r} must be a directory of yours that nobody else can open (chmod 700); {VARIABLE} names another")
+    return path
+
+
+class Process(NamedTuple):
+    """One process of this user."""
+
+    pid: int
+    state: str
+    document: dict[str, Any]
+
+
+def processes(folder: Path, patience: float = PATIENCE) -> Iterator[Process]:
+    """Yield the processes of a directory, those that run first, and remove what is left of others."""
+    names = {path.stem for path in folder.iterdir()}
+    found = [_process(folder, int(name), patience) for name in sorted(names, key=len) if name.isdecimal()]
+    yield from sorted(filter(None, found), key=lambda each: (each.state in ("ended", "died"), -each.document.get("started", 0.0)))
+
+
+def _process(folder: Path, pid: int, patience: float) -> Process | None:
+    path, state = folder / f"{pid}.sock", "died"
+    try:
+        return _of_this_version(pid, "running", request(path, "GET", "/snapshot", patience=patience))
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+    except (OSError, HTTPException):
+        state = "no answer"
+    try:
+        document = msgspec.json.decode((folder / f"{pid}.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return None if state == "died" else Process(pid, state, {})
+    state = "ended" if document.get("ended") and state == "died" else state
+    if time.time() - document.get("at", 0.0) > {"ended": KEPT, "died": KEPT_AFTER_DEATH}.get(state, inf):
+        (folder / f"{pid}.json").unlink(missing_ok=True)
+        return None
+    return _of_this_version(pid, state, document)
+
+
+def _of_this_version(pid: int, state: str, document: dict[str, Any]) -> Process:
+    same = document.get("version") == VERSION
+    return Process(pid, state, document) if same else Process(pid, f"{state}, of another version of qreward", {})
+
+
+def request(path: Path, method: str, route: str, body: object = None, *, patience: float = PATIENCE) -> Any:
+    """Send a request to the socket of a process. Returns its JSON. Raises ``OSError``, or ``ConfigError`` with what the process refused."""
+    connection = _UnixConnection(path, patience)
+    try:
+        connection.request(method, route, None if body is None else msgspec.json.encode(body))
+        response = connection.getresponse()
+        answer = msgspec.json.decode(response.read())
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise ConfigError(answer["error"])
+    return answer
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+# what is shown: blocks of text and tables, which become lines or HTML
 
 
 def as_json(found: Iterable[Process]) -> str:
@@ -135,9 +233,6 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-# the three forms
-
-
 STYLES = {"bold": "1", "red": "31"}
 """Style -> its code in a terminal."""
 
@@ -145,16 +240,11 @@ STYLES = {"bold": "1", "red": "31"}
 def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:
     """Yield lines of text, without characters that a terminal would carry out, but for the styles."""
     for block in shown:
-        if not block.rows:
+        if block.rows:
+            yield from (_printable(f"  {line}") for line in text_table(block.rows, WORDS))
+        else:
             text = _printable(block.text)
             yield f"\x1b[{STYLES[block.style]}m{text}\x1b[0m" if styled and block.style else text
-            continue
-        heads = [head for head in block.rows[0] if any(row[head] for row in block.rows)]
-        rows = [dict(zip(heads, heads, strict=True)), *block.rows]
-        widths = {head: max(len(row[head]) for row in rows) for head in heads}
-        for row in rows:
-            cells = (row[head].ljust(widths[head]) if head in WORDS else row[head].rjust(widths[head]) for head in heads)
-            yield _printable(f"  {'  '.join(cells)}".rstrip())
 
 
 def _printable(text: str) -> str:

@@ -1,7 +1,8 @@
-"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots in this HTML."""
+"""What people look at: tables and numbers as text and HTML, the HTML of statistics, batches and verdicts, and outputs of notebook cells."""
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
     from qreward.results import BatchResult, BatchStats, EndpointStats
-
 MOST_ROWS = 50
 """Maximum number of rows of a table. The number of omitted rows is shown below the table."""
 LINE = "rgba(128,128,128,.4)"
@@ -44,14 +44,11 @@ def frame(*content: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, str]], words: Collection[str] = ()) -> str:
-    """Return a table of the first ``MOST_ROWS`` rows, in which all texts are escaped; ``""`` without rows.
-
-    The keys of the first row are the heads. Columns in which all cells are empty are left out. Those in ``words`` are aligned to the left.
-    """
+    """Return an HTML table of the first ``MOST_ROWS`` rows, in which all texts are escaped; ``""`` without rows. See :func:`text_table`."""
     if not rows:
         return ""
     shown = rows[:MOST_ROWS]
-    heads = [head for head in shown[0] if any(row[head] for row in shown)]
+    heads = _heads(shown)
 
     def line(tag: str, cells: Iterable[tuple[str, str]]) -> str:
         def cell(head: str, text: str) -> str:
@@ -64,6 +61,38 @@ def table(rows: Sequence[Mapping[str, str]], words: Collection[str] = ()) -> str
     more = f"<div>and {len(rows) - MOST_ROWS:,} more</div>" if len(rows) > MOST_ROWS else ""
     look = "border-collapse:collapse;margin:6px 0;color:inherit;font-size:12px"
     return f'<div style="overflow-x:auto"><table style="{look}">{lines}</table>{more}</div>'
+
+
+def text_table(rows: Sequence[Mapping[str, str]], words: Collection[str] = ()) -> list[str]:
+    """Return the lines of a table of at least one row. The keys of the first row are the heads.
+
+    Columns in which all cells are empty are left out. Those in ``words`` are aligned to the left.
+    """
+    heads = _heads(rows)
+    lines = [dict(zip(heads, heads, strict=True)), *rows]
+    widths = {head: max(len(line[head]) for line in lines) for head in heads}
+    adjust = {head: str.ljust if head in words else str.rjust for head in heads}
+    return ["  ".join(adjust[head](line[head], widths[head]) for head in heads).rstrip() for line in lines]
+
+
+def _heads(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    return [head for head in rows[0] if any(row[head] for row in rows)]
+
+
+class Cell:
+    """One output of a notebook cell. It is updated when the content changes. Frontends that cannot show HTML show the plain text."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown: dict[str, str] = {}
+
+    def show(self, html: str, plain: str) -> None:
+        page = {"text/html": html, "text/plain": plain}
+        if self._handle is None:
+            self._handle = importlib.import_module("IPython.display").display(page, raw=True, display_id=True)
+        elif page != self._shown:
+            self._handle.update(page, raw=True)
+        self._shown = page
 
 
 MOST_ERROR = 160

@@ -1,1 +1,0 @@
-"""Streamed responses for callers: one stream, a batch of streams, and blocking versions of both."""

@@ -63,7 +63,8 @@ if TYPE_CHECKING:  # the same names, because type checkers read only statements
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
     from qreward.bulk.report import BulkReport as BulkReport
     from qreward.client import QRewardClient as QRewardClient
-    from qreward.codecs.rewards.base import ListCodec as ListCodec, MergeLimits as MergeLimits, RewardScore as RewardScore, ServerKind as ServerKind
+    from qreward.codecs.rewards.base import ListCodec as ListCodec, MergeLimits as MergeLimits, RewardScore as RewardScore
+    from qreward.codecs.rewards.base import ServerKind as ServerKind
     from qreward.codecs.rewards.kinds import register_kind as register_kind
     from qreward.decisions import Choice as Choice, Decision as Decision, DecisionAnswer as DecisionAnswer, Score as Score, YesNo as YesNo
     from qreward.engine.streams import StreamRestarted as StreamRestarted

@@ -13,9 +13,8 @@ _HOMES = {
     "qreward.batching.reward_buffer": ("RewardBuffer",),
     "qreward.bulk.outputs": ("BulkReport",),
     "qreward.client": ("QRewardClient",),
-    "qreward.codecs.rewards.answers": ("RewardScore",),
-    "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
-    "qreward.codecs.rewards.registry": ("register_kind",),
+    "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "RewardScore", "ServerKind"),
+    "qreward.codecs.rewards.kinds": ("register_kind",),
     "qreward.decisions": ("Choice", "Decision", "DecisionAnswer", "Score", "YesNo"),
     "qreward.engine.streams": ("StreamRestarted",),
     "qreward.errors": (
@@ -63,9 +62,9 @@ if TYPE_CHECKING:  # the same names, because type checkers read only statements
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
     from qreward.bulk.outputs import BulkReport as BulkReport
     from qreward.client import QRewardClient as QRewardClient
-    from qreward.codecs.rewards.answers import RewardScore as RewardScore
-    from qreward.codecs.rewards.base import ListCodec as ListCodec, MergeLimits as MergeLimits, ServerKind as ServerKind
-    from qreward.codecs.rewards.registry import register_kind as register_kind
+    from qreward.codecs.rewards.base import ListCodec as ListCodec, MergeLimits as MergeLimits, RewardScore as RewardScore
+    from qreward.codecs.rewards.base import ServerKind as ServerKind
+    from qreward.codecs.rewards.kinds import register_kind as register_kind
     from qreward.decisions import Choice as Choice, Decision as Decision, DecisionAnswer as DecisionAnswer, Score as Score, YesNo as YesNo
     from qreward.engine.streams import StreamRestarted as StreamRestarted
     from qreward.errors import (

@@ -12,8 +12,7 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect
-from qreward.codecs.decisions.operation import PROBE, Decide
+from qreward.codecs.decisions import PROBE, Decide, DecisionInput, DecisionReply, Dialect
 from qreward.decisions import AnswerTable, Decision, DecisionAnswer, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
-from qreward.codecs.rewards.answers import RewardScore
+from qreward.codecs.rewards.base import RewardScore
 from qreward.records import added, retries
 from qreward.results import BatchFailed, FleetStats, merged_stats, with_trail
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from qreward.codecs.base import WireRequest
+from qreward.codecs.chat import PassthroughCodec
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import PassthroughCodec
 from qreward.errors import ConfigError
 from qreward.results import Result, Usage, dollars
 

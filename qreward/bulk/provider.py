@@ -11,12 +11,11 @@ import msgspec
 
 from qreward.bulk.budget import Spent
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
-from qreward.codecs.passthrough import passthrough
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection, failure_of
+from qreward.transport.backend import EndpointConnection, failure_of
 
 LINES, FILE_BYTES, INPUTS = 50_000, 200_000_000, 50_000
 """Maximum number of lines (``LINES``), bytes (``FILE_BYTES``) and inputs of embeddings (``INPUTS``) in one file.
@@ -279,10 +278,10 @@ class BatchApi:
         try:
             return read(kind, reply.body)
         except Malformed as error:
-            raise CallFailed(self.connection.failure_from_body(error, Reply(200, {}, reply.body), self._request)) from None
+            raise CallFailed(self.connection.failed(Reply(200, {}, reply.body), self._request).by_body(error)) from None
 
     def _failed(self, error: Exception) -> CallFailed:
         return CallFailed(failure_of(error, self.endpoint, self._request, self.connection))
 
     def _refused(self, reply: Reply) -> CallFailed:
-        return CallFailed(self.connection.failure_from_reply(reply, self._request))
+        return CallFailed(self.connection.failed(reply, self._request).by_status())

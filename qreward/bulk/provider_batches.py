@@ -475,8 +475,8 @@ def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
     if found.error is None and response is not None:
         return connection.outcome_of(reply, call)
     if not 200 <= status < 300:
-        return connection.failure_from_reply(reply, call)
-    failure = connection.failure_from_body(EmbeddedError(found.error or "no response"), reply, call)
+        return connection.failed(reply, call).by_status()
+    failure = connection.failed(reply, call).by_body(EmbeddedError(found.error or "no response"))
     failure.kind = provider.NOT_DONE.get(found.code or "", failure.kind)
     return failure
 

@@ -10,9 +10,8 @@ from pydantic import Field, field_validator
 from qreward.bulk.budget import NOTHING
 from qreward.bulk.inputs import InputLine
 from qreward.codecs.base import WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import passthrough
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge.prompts import Prompt, check_columns, column_value
 from qreward.options import check_params

@@ -22,7 +22,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
+from qreward.codecs.rewards.kinds import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, SLOTS, Load, read_load
 from qreward.engine.fleet import resolved
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestError, RequestTimeout
@@ -40,8 +40,7 @@ from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, load_config, read_config, without_effect
 from qreward.settings.policies import Endpoint, Route
 from qreward.spelling import closest
-from qreward.transport.backend import HttpBackend
-from qreward.transport.connection import PASSING, EndpointConnection
+from qreward.transport.backend import PASSING, EndpointConnection, HttpBackend
 from qreward.transport.redaction import Secrets
 
 ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")

@@ -14,6 +14,7 @@ import msgspec
 from qreward.bulk.run import BulkRun, dry_run, run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
+from qreward.integrations.trainers.rewarder import scorer_of
 from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
 from qreward.live.channel import show_if_wanted
 from qreward.progress import Progress

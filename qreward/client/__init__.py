@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from qreward.chat_namespace import ChatNamespace, Completions
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.answers import RewardScore
-from qreward.codecs.rewards.base import Operation
-from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
+from qreward.codecs.rewards.base import Operation, RewardScore
+from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.errors import ConfigError

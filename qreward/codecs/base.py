@@ -8,7 +8,6 @@ from zlib import crc32
 
 import msgspec
 
-from qreward.codecs import finish_reason
 from qreward.results import Answered
 
 RESERVED = frozenset({"model", "messages", "input"})
@@ -36,7 +35,8 @@ def hash_of_group(group: object, start: int = 0) -> int:
 
 
 class Codec(Protocol):
-    """Encodes and decodes one kind of request, such as a chat completion. ``path`` is the path of the API."""
+    """Encodes and decodes one kind of request, such as a chat completion. ``path`` is the path of the API. It is relative to ``base_url``,
+    or to the root of the server if the codec has an attribute ``native`` that is true."""
 
     path: str
 
@@ -54,7 +54,7 @@ class Codec(Protocol):
 
 
 class Unbound:
-    """Base of codecs in whose place another one encodes the request when an endpoint is chosen; see ``rewards.registry.bound``."""
+    """Base of codecs in whose place another one encodes the request when an endpoint is chosen; see ``rewards.kinds.bound``."""
 
     path = ""
 
@@ -81,15 +81,8 @@ class Unfinished(Exception):
     """The response is incomplete. ``ending`` is the ``finish_reason`` of the incomplete choice."""
 
     def __init__(self, ending: str) -> None:
-        super().__init__(finish_reason.described(ending))
+        super().__init__(described(ending))
         self.ending = ending
-
-
-def with_priority(body: bytes, call: WireRequest) -> bytes:
-    """Return the JSON body of a request with the member ``priority``, unless the caller has set it."""
-    if call.level is None or "priority" in (call.params or ()):
-        return body
-    return b'%b,"priority":%d}' % (body[:-1], call.level)
 
 
 class Reply(msgspec.Struct, eq=False):
@@ -111,3 +104,59 @@ class TransportError(Exception):
         self.timeout = timeout
         self.local = local
         self.malformed = malformed
+
+
+# what a finish_reason means
+
+LENGTH = "length"
+"""The ``finish_reason`` of a response that was cut off at the token limit of the request."""
+ABORTED = frozenset({
+    "abort", "aborted", "cancel", "canceled", "cancelled", "error", "error_limit", "error_toxic", "failed", "failure",
+    "insufficient_system_resource", "internal_error", "malformed_function_call", "network_error", "server_error", "timeout",
+    "unexpected_tool_call", "user_cancel",
+})  # fmt: skip
+"""Values of ``finish_reason`` that mean that the server aborted the generation. Another attempt may succeed."""
+WITHHELD = frozenset({
+    "blocked", "blocklist", "content_filter", "content_filtered", "content_policy", "guardrail_intervened", "image_safety", "moderation",
+    "pause_turn", "prohibited_content", "recitation", "refusal", "safety", "sensitive", "spii",
+})  # fmt: skip
+"""Values of ``finish_reason`` that mean that the server withheld a part of the response."""
+
+_WHOLE = frozenset({
+    None, "complete", "completed", "end", "end_turn", "eos", "eos_token", "finished", "function_call", "normal", "stop", "stop_sequence",
+    "stop_token", "tool_call", "tool_calls", "tool_use",
+})  # fmt: skip
+_CUT = frozenset({
+    "length", "max_length", "max_new_tokens", "max_output_tokens", "max_tokens", "model_context_window_exceeded", "model_length",
+    "token_limit",
+})  # fmt: skip
+_SHOWN = 40  # maximum number of characters of a reason in an error message
+_MEANINGS = {
+    LENGTH: "cut off at its token limit (raise max_tokens)",
+    **dict.fromkeys(WITHHELD, "a part withheld by the server's content filter"),
+    **dict.fromkeys(ABORTED, "given up by the server before its end"),
+}
+
+
+def ending_of(reason: object) -> str | None:
+    """Return a finish reason in lower case, or None if there is no reason. Reasons that mean ``length`` become ``"length"``."""
+    if isinstance(reason, dict):
+        reason = reason.get("type", "unknown")
+    if reason is None:
+        return None
+    ending = str(reason).strip().lower()
+    return None if ending in ("", "null") else LENGTH if ending in _CUT else ending
+
+
+def is_whole(ending: str | None) -> bool:
+    return ending in _WHOLE
+
+
+def is_failure(ending: str | None) -> bool:
+    return ending in ABORTED or ending in WITHHELD
+
+
+def described(ending: str | None) -> str:
+    shown = str(ending)[:_SHOWN]
+    meaning = _MEANINGS.get(shown, "which is not known to end a complete answer")
+    return f"finish_reason {shown!r}, {meaning}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
-from qreward.codecs.finish_reason import ending_of, is_failure
+from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest, ending_of, is_failure
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -51,11 +50,9 @@ class ChatAnswer(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def text(self) -> str:
-        """Return the content of the first choice as text. The parts of a list are joined. Without content, the text is ``""``."""
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion`` whose first choice has the index 0."""
         built = jsonio.build(_completion_type(), self.body, partial(completed, "chat.completion", "message", self.model))
         if len(built.choices) > 1:
             built.choices.sort(key=lambda choice: choice.index)
@@ -242,3 +239,45 @@ def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> d
         choices.append({**choice, member: body})
     own = document if member == "message" else {**document, "object": kind}
     return {"id": "", "object": kind, "created": 0, "model": model, **own, "choices": choices}
+
+
+class PassthroughAnswer(msgspec.Struct, gc=False):
+    body: bytes
+    usage: Usage | None
+
+    def text(self) -> str:
+        return ""
+
+    def build(self) -> Any:
+        return jsonio.read_object(self.body)
+
+
+class PassthroughCodec:
+    """Encodes ``POST`` requests to any route of a server, and decodes the responses."""
+
+    native = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        return jsonio.write(model, "model", model, call.params, all_text=True)
+
+    def decode(self, body: bytes, call: WireRequest) -> PassthroughAnswer:  # noqa: ARG002 - part of the protocol
+        document = jsonio.read_object(body)
+        if document.get("error") or document.get("object") == "error":
+            raise EmbeddedError(document)
+        if not document:
+            raise Malformed("the answer is an empty object")
+        return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
+
+    def validate(self, inputs: Any) -> Any:
+        return inputs
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params)
+
+
+@lru_cache(maxsize=256)
+def passthrough(path: str) -> PassthroughCodec:
+    return PassthroughCodec(path)

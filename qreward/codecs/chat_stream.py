@@ -8,17 +8,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed
+from qreward.codecs.base import EmbeddedError, Malformed, ending_of
 from qreward.codecs.chat import ChatAnswer, completed, joined, paired
 from qreward.codecs.error_body import error_in
-from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
-
-NOTHING = msgspec.Raw(b"null")
 
 _HEARTBEATS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive"})
 """Names of events that only keep the connection open. Their data has no meaning."""
@@ -30,7 +26,7 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int = 0
     delta: dict[str, Any] = {}
     finish_reason: Any = None
-    logprobs: msgspec.Raw = NOTHING
+    logprobs: Any = None
     more: dict[str, Any] | None = msgspec.field(default=None, name="(more)")
 
     @property
@@ -67,7 +63,6 @@ class ChatChunk(msgspec.Struct, gc=False):
         return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletionChunk``. Missing members are filled in. Members of a wrong type are kept as they are."""
         from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
@@ -87,7 +82,6 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
 
 
 def whole_chunk(body: bytes, model: str) -> ChatChunk:
-    """Return the response of a server that does not stream, as one chunk. Raises ``Malformed`` or ``EmbeddedError``."""
     chunk = _read_leniently(Event(body), model)
     if chunk is None:
         raise Malformed("the answer has no choices")
@@ -129,9 +123,7 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
     found = delta if isinstance(delta, dict) else message
     index = members.pop("index", 0)
     finish, logprobs = members.pop("finish_reason", None), members.pop("logprobs", None)
-    raw_logprobs = NOTHING if logprobs is None else msgspec.Raw(json.dumps(logprobs).encode())
-    place = index if type(index) is int else 0
-    return ChunkChoice(place, found if isinstance(found, dict) else {}, finish, raw_logprobs, members or None)
+    return ChunkChoice(index if type(index) is int else 0, found if isinstance(found, dict) else {}, finish, logprobs, members or None)
 
 
 def tells_usage_only(chunk: Any) -> bool:
@@ -165,7 +157,7 @@ class _Choice:
         self.message: dict[str, Any] = {}
         self.ending: Any = None
         self.goes_on = False  # True after output that followed an ending
-        self.logprobs: list[Raw] = []
+        self.logprobs: list[Any] = []
         self.more: dict[str, Any] = {}
 
     def add(self, choice: ChunkChoice, length: int) -> int:
@@ -179,7 +171,7 @@ class _Choice:
             elif value is not None:
                 _merge(self.message, name, joined(value) if name == "content" else value)
                 kept += length
-        if choice.logprobs != NOTHING:
+        if choice.logprobs is not None:
             self.logprobs.append(choice.logprobs)
             kept += length
         if choice.more:
@@ -196,7 +188,7 @@ class _Choice:
                 call.pop("index", None)
         logprobs: dict[str, Any] = {}
         for each in self.logprobs:
-            _merge(logprobs, "logprobs", jsonio.read(bytes(each)))
+            _merge(logprobs, "logprobs", each)
         return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(logprobs), **self.more}
 
 
@@ -263,7 +255,6 @@ class StreamAccumulator:
         return "" if first is None else paired("".join(first.message.get("content", ())))
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
         body = json.dumps(self.document(), separators=(",", ":")).encode()
         return ChatAnswer(body, self.model, None, self.usage).build()
 
@@ -320,7 +311,6 @@ def _merge_item(known: Indexed, item: Any) -> None:
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
-    """Return the index of the tool call to which an item belongs."""
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)

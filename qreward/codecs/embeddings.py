@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -30,8 +30,6 @@ _DECODER = msgspec.json.Decoder(_Embeddings)
 
 
 class EmbeddingsAnswer(msgspec.Struct, gc=False):
-    """Holds a response with embeddings. ``body`` is the undecoded JSON."""
-
     body: bytes
     model: str
     usage: Usage | None
@@ -40,7 +38,6 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
         return ""
 
     def build(self) -> Any:
-        """Return an openai ``CreateEmbeddingResponse`` with the vectors as floats, in the order of the input."""
         from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))
@@ -50,7 +47,8 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    path = "/embeddings"
+    def __init__(self, path: str, native: bool) -> None:
+        self.path, self.native = path, native
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         return jsonio.write(
@@ -102,7 +100,8 @@ class EmbeddingsCodec:
         return inputs
 
 
-EMBEDDINGS = EmbeddingsCodec()
+embeddings_codec = cache(EmbeddingsCodec)
+EMBEDDINGS = embeddings_codec("/embeddings", False)
 
 _KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 

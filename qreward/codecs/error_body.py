@@ -165,7 +165,6 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 
 
 def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
-    """Return the HTTP status that an error body stands for, or None."""
     known = [(name, status) for name in error_body.names if (status := _status(name)) is not None]
     for name, status in known:
         if name not in _GENERAL and name != str(answered):

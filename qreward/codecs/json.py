@@ -105,6 +105,15 @@ def _count(value: object) -> int | None:
     return count if 0 <= count <= MOST_TOKENS else None
 
 
+def finite(raw: Any) -> float | None:
+    """Return a number, or the number that a text holds, as a float; None if there is none, or if it is infinite or NaN."""
+    try:
+        value = float(raw)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
+
+
 def dumped(value: Any) -> Any:
     """Return a pydantic object, such as an openai message, as plain data. Other values are returned unchanged."""
     return value.model_dump(mode="json", exclude_none=True) if callable(getattr(value, "model_dump", None)) else value

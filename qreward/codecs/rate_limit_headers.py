@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import NamedTuple
 
+from qreward.codecs.json import finite
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 
 Headers = Mapping[str, str]
@@ -78,7 +78,7 @@ def wait(text: str | None, now: float) -> float | None:
         return None
     text = text.strip()
     if text[-1:] in _UNIT and _DURATION.fullmatch(text):
-        return _not_negative(sum([float(count) * _UNIT[unit] for count, unit in _PART.findall(text)]))
+        return number(sum([float(count) * _UNIT[unit] for count, unit in _PART.findall(text)]))
     moment = number(text)
     if moment is None:
         moment = timestamp(text)
@@ -86,7 +86,7 @@ def wait(text: str | None, now: float) -> float | None:
         return moment
     elif moment >= _EPOCH * 1000:
         moment /= 1000
-    return None if moment is None else _not_negative(moment - now)
+    return None if moment is None else number(moment - now)
 
 
 def timestamp(text: str) -> float | None:
@@ -98,16 +98,10 @@ def timestamp(text: str) -> float | None:
         return None
 
 
-def number(text: str | None) -> float | None:
-    """Return a text as a number; None if the text is no number, or is infinite, NaN or negative."""
-    try:
-        return _not_negative(float(text)) if text is not None else None
-    except ValueError:
-        return None
-
-
-def _not_negative(number: float) -> float | None:
-    return number if math.isfinite(number) and number >= 0 else None
+def number(raw: str | float | None) -> float | None:
+    """Return a number, or the number in a text; None if there is none, or if it is infinite, NaN or negative."""
+    value = finite(raw)
+    return value if value is not None and value >= 0 else None
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
@@ -144,15 +138,11 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimi
         window = names.window or _window(policies, limit)
         if window is None and names.remaining == "ratelimit-remaining":
             window = _window(headers.get("ratelimit-policy") or "", limit)
-        return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
+        left, most = number(remaining), number(limit)
+        if left is None or left > MOST or most == 0 or (most is not None and most > MOST):
+            return None
+        return RateLimit(most, left, wait(headers.get(names.reset), clock), window)
     return None
-
-
-def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
-    """Return the limit; None if the remaining number is missing, a number is larger than ``MOST``, or the limit is 0."""
-    if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
-        return None
-    return RateLimit(limit, remaining, reset, window)
 
 
 def _window(policies: str, limit: str | None) -> float | None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from qreward.codecs.finish_reason import described, ending_of, is_whole
+from qreward.codecs.base import described, ending_of, is_whole
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypeVar
 
 from qreward.client import QRewardClient
-from qreward.codecs.finish_reason import described, ending_of, is_whole
+from qreward.codecs.base import described, ending_of, is_whole
 from qreward.decisions import MIN_LABEL_MASS, Score
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter, load_reward_config

@@ -13,11 +13,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from pydantic import BaseModel, Field, create_model
 
-from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_input
-from qreward.codecs.decisions.operation import Decide
+from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure
+from qreward.codecs.decisions import Decide, DecisionInput, DecisionReply, valid_input
 from qreward.codecs.error_body import one_line
-from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import (

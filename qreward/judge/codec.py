@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_whole
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
-from qreward.codecs.finish_reason import ABORTED, described, is_whole
 from qreward.decisions import AnswerTable
 from qreward.errors import BadRequest, QRewardError
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from qreward.codecs.chat import CHAT
-from qreward.codecs.decisions.operation import Decide as DecisionCodec
+from qreward.codecs.decisions import Decide as DecisionCodec
 from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, Unpack
 
 from qreward.client import QRewardClient
-from qreward.codecs.rewards.answers import RewardScore
-from qreward.codecs.rewards.registry import SCORE
+from qreward.codecs.rewards.base import RewardScore
+from qreward.codecs.rewards.kinds import SCORE
 from qreward.errors import ConfigError
 from qreward.judge.cascade import Cascade, CascadeConfig
 from qreward.judge.config import JudgeConfig

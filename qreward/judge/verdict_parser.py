@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from qreward import options
 from qreward.callables import load_object
-from qreward.codecs.finish_reason import described
+from qreward.codecs.base import described
 from qreward.errors import ConfigError
 from qreward.judge.codec import ModelReply
 from qreward.judge.parsing import Form, ScoreVerdict, Unreadable, YesNoVerdict, form_of, instruction, read, schema_of

@@ -11,9 +11,8 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
-from qreward.codecs.rewards.answers import share
-from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, shape_of, tokens_in
-from qreward.codecs.rewards.registry import EMBED, RERANK, codec_at
+from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, share, tokens_in
+from qreward.codecs.rewards.kinds import EMBED, RERANK, codec_at
 from qreward.errors import BadRequest, ConfigError, InvalidResponse
 from qreward.options import preparer
 from qreward.results import Answered, Usage
@@ -58,7 +57,7 @@ class MergeSpec:
 
     def key(self, call: WireRequest) -> Hashable:
         """Return the key of a call. Calls with equal keys differ only in their items, so the items may share a request."""
-        return self._key, shape_of(self.inputs(call)[0])
+        return self._key, type(self.inputs(call)[0])
 
     def inputs(self, call: WireRequest) -> list[Any]:
         inputs: list[Any] = call.inputs

@@ -173,8 +173,6 @@ class AiohttpStream(ByteStream):
 
 
 class GatedConnector(aiohttp.TCPConnector):
-    """A connector that limits how many connections are opened at the same time."""
-
     def __init__(self, *, connect: float, keepalive: float, tls: object) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=keepalive, ttl_dns_cache=60, ssl=tls)  # type: ignore[arg-type]
         self._connect_limit = connect

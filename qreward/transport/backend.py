@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, refuses_body
-from qreward.codecs.rewards.registry import bound
-from qreward.errors import ClientClosed, ConfigError
-from qreward.scheduler.outcome import Answer, Failure, ProbeResult
-from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection, connection_key, failure_of
-from qreward.transport.error_mapping import shorten
-from qreward.transport.redaction import secrets_of
-from qreward.transport.stream import ChatStream, open_stream
+from msgspec.structs import replace
+
+from qreward.codecs import rate_limit_headers
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.chat import ChatCodec
+from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
+from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, DecisionReply, Dialect, refuses_body, status_of
+from qreward.codecs.rewards.kinds import bound, kind_of, server_root
+from qreward.codecs.rewards.server_info import MODELS, Load, read_load
+from qreward.codecs.sse import Event, EventTooLong, Parser
+from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind, ProbeResult
+from qreward.settings.local import LocalFunction
+from qreward.settings.policies import BATCH_KIND, ApiKey, Endpoint
+from qreward.transport import connection_settings
+from qreward.transport.aiohttp_transport import AiohttpTransport
+from qreward.transport.base import ByteStream, HttpTransport, too_long
+from qreward.transport.error_mapping import FailedReply, failure_from_transport, shorten
+from qreward.transport.httpx_transport import HttpxTransport
+from qreward.transport.keyed import KeyedTransport
+from qreward.transport.local import LocalTransport
+from qreward.transport.redaction import Secrets, secrets_of
 
 
 class HttpBackend:
@@ -40,8 +51,8 @@ class HttpBackend:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
             if isinstance(call.codec, Decide):
                 return await _decided(call.codec, connection, endpoint, call)
-            whole, (call, path, native) = call, bound(call, endpoint)
-            return await connection.ask(call, path, native, whole)
+            call = bound(call, endpoint)
+            return await connection.ask(call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -87,7 +98,6 @@ class HttpBackend:
                 connection.endpoint = fresh.pop(connection.name)
                 self._connections[id(heir)] = connection
             else:
-                connection.retired = True
                 self._dismissed[connection] = None
                 connection.in_flight += 1
                 self._leave(connection)
@@ -96,7 +106,6 @@ class HttpBackend:
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:
-            connection.retired = False  # otherwise the last request of the connection would close it again
             await connection.aclose()
 
     def _enter(self, endpoint: Endpoint) -> EndpointConnection:
@@ -108,7 +117,6 @@ class HttpBackend:
             if self._kept is None or id(endpoint) in self._kept:
                 self._connections[id(endpoint)] = connection
             else:
-                connection.retired = True
                 self._dismissed[connection] = None
         connection.in_flight += 1
         return connection
@@ -117,7 +125,7 @@ class HttpBackend:
         if connection is None:  # the connection could not be made
             return
         connection.in_flight -= 1
-        if connection.retired and not connection.in_flight:
+        if not connection.in_flight and connection in self._dismissed:
             closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
             closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
@@ -125,25 +133,378 @@ class HttpBackend:
 async def _decided(decide: Decide, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
     """Make an attempt of a decision. An endpoint that has not answered yet, or whose path is gone, is asked in one dialect after the other.
     If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
-    dialect, model, refused = decide.dialect_at(endpoint, call.model), call.model, list[tuple[Dialect, Failure]]()
-    while True:
-        asked = WireRequest(dialect, model, call.inputs, call.params, call.headers, call.group)
-        outcome = await connection.ask(asked, dialect.path, dialect.native, call)
-        tried = [(each, failure.error) for each, failure in refused]
+    model, tried = call.model, dict[Dialect, Exception]()
+    dialect: Dialect | None = decide.dialect_at(endpoint, model)
+    refusals = list[tuple[Dialect, Failure]]()
+    while dialect is not None:
+        outcome = await connection.ask(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
             decide.answered(endpoint, model, dialect, tried)
             return outcome
         if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
-            probe = WireRequest(dialect, model, PROBE, {}, call.headers)
-            if isinstance(await connection.ask(probe, dialect.path, dialect.native, probe), Answer):
-                decide.answered(endpoint, model, dialect)  # the request is wrong, and not the dialect
-        refused.append((dialect, outcome))
-        following = decide.next_dialect(endpoint, model, [*tried, (dialect, outcome.error)])
-        if following is None:
-            break
-        dialect = following
-    bodies = [each for each in refused if getattr(each[1].error, "status_code", None) in OTHER_BODY]
-    if bodies and getattr(outcome.error, "status_code", None) in OTHER_BODY | NO_SUCH_PATH:
-        dialect, outcome = bodies[0]
-    outcome.error.args = (f"{outcome.error}{decide.advice(endpoint, model, dialect, outcome.error)}",)
-    return outcome
+            shown = await connection.ask(WireRequest(dialect, model, PROBE, {}, call.headers))
+            if isinstance(shown, Answer):
+                decide.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
+        tried[dialect] = outcome.error
+        refusals.append((dialect, outcome))
+        dialect = decide.next_dialect(endpoint, model, tried)
+    sent, failure = refusals[-1]
+    if status_of(failure.error) in OTHER_BODY | NO_SUCH_PATH:
+        sent, failure = next((each for each in refusals if status_of(each[1].error) in OTHER_BODY), refusals[-1])
+    failure.error.args = (f"{failure.error}{decide.advice(endpoint, model, sent, failure.error)}",)
+    return failure
+
+
+SHAREABLE = frozenset(
+    {"weight", "price", "models", "probe", "refresh", "send_priority", "limits", "timeouts", "decisions", "decision_labels"}
+)
+"""Names of settings on which an endpoint's connections do not depend, apart from some members of ``limits`` and ``timeouts``."""
+PASSING = frozenset({408, 425, 429})
+"""Temporary HTTP statuses. Such a status does not show whether the endpoint's settings are correct."""
+
+
+class EndpointConnection:
+    """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
+
+    __slots__ = (
+        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "root", "takes_stream_options", "transport",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
+        self.endpoint = endpoint  # this reference keeps the object alive, so that no other object gets the same id
+        self.name = endpoint.name
+        self.renamed = endpoint.model_names
+        self.transport = open_transport(endpoint, transport)
+        self._secrets = secrets_of(endpoint)
+        self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
+        self.takes_stream_options = True  # False after the server has rejected stream_options
+        self.info: Load | None = None
+        self.in_flight = 0
+        root = server_root(endpoint.base_url)
+        self.root = "" if root == endpoint.base_url else root  # precedes the paths outside ``/v1``
+
+    @property
+    def secrets(self) -> Secrets:
+        key = self.endpoint.api_key
+        if isinstance(key, ApiKey) and self._hidden != key.known:
+            self._secrets, self._hidden = secrets_of(self.endpoint), key.known
+        return self._secrets
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+
+    def encoded(self, call: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
+        """Return the body and the additional headers of a request. Raises ``BadRequest``."""
+        endpoint = self.endpoint
+        body = call.codec.encode(call, self.renamed.get(call.model, call.model))
+        if endpoint.send_priority and call.level is not None and "priority" not in call.params:
+            body = b'%b,"priority":%d}' % (body[:-1], call.level)
+        if call.headers is not None:
+            connection_settings.check_call_headers(call.headers, call.model)
+        return body, connection_settings.call_headers(endpoint, call)
+
+    async def ask(self, call: WireRequest) -> Answer | Failure:
+        """Send a request and return its outcome. Raises ``TransportError`` and ``BadRequest``."""
+        path = self.root + call.codec.path if getattr(call.codec, "native", False) else call.codec.path
+        return self.outcome_of(await self.transport.post(path, *self.encoded(call)), call)
+
+    def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
+        """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
+        if not 200 <= reply.status < 300:
+            return self.failed(reply, call).by_status()
+        try:
+            value = call.codec.decode(reply.body, call)
+        except (Malformed, EmbeddedError, Unfinished) as error:
+            return self.failed(reply, call).by_body(error)
+        if isinstance(value, DecisionReply):
+            for fault in value.table.errors.values():
+                if isinstance(fault, RequestError):
+                    fault.endpoint, fault.args = self.name, (f"endpoint {self.name!r}, model {fault.model!r}: {fault}",)
+        usage, limits = value.usage, rate_limit_headers.read(reply.headers)
+        if usage is None:
+            return Answer(value, limits=limits)
+        return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
+
+    def failed(self, reply: Reply, call: WireRequest) -> FailedReply:
+        endpoint = self.endpoint
+        keyless = endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
+        return FailedReply(reply, self.name, call.model, self.secrets.and_headers(call.headers), keyless)
+
+    async def probe(self) -> ProbeResult:
+        """Probe the server. If no connection opens, it is not ready; after a timeout or a broken connection, that is unknown."""
+        kind = kind_of(self.endpoint.kind)
+        load, statuses = Load(), {}
+        for path in kind.probe:
+            try:
+                reply = await self.get(path)
+            except TransportError as error:
+                self.info = None
+                unreachable = not (error.sent or error.timeout or error.local)
+                return ProbeResult(ready=False if unreachable else None)
+            load = load.joined(read_load(path, reply.status, reply.body, kind.readers))
+            statuses[path] = reply.status
+            if load.ready is False:
+                self.info = None
+                break
+        else:
+            if kind.info is not None and self.info is None:
+                try:
+                    reply = await self.get(kind.info)
+                    self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
+                except TransportError:  # the next probe tries again
+                    pass
+        items = None if self.info is None else self.info.limits.list_items
+        trouble, limits = _trouble(kind.name, load, statuses), load.limits
+        return ProbeResult(load.ready, load.running, load.waiting, limits.concurrency, items, limits.cache_tokens, trouble)
+
+    async def get(self, path: str) -> Reply:
+        """GET a path under the root of the server. With OpenAI's API, the list of models is fetched under ``base_url`` instead."""
+        if path == MODELS and self.endpoint.kind in ("openai", BATCH_KIND):
+            return await self.transport.get("/models")
+        return await self.transport.get(self.root + path)
+
+
+def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
+    if isinstance(endpoint.compute, LocalFunction):
+        return LocalTransport(endpoint, endpoint.compute)
+    plain = endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp"
+    opened = AiohttpTransport(endpoint) if plain else HttpxTransport(endpoint, transport)
+    return KeyedTransport(opened, endpoint.api_key) if isinstance(endpoint.api_key, ApiKey) else opened
+
+
+def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
+    """Return the failure for an exception of an attempt. ``connection`` is None if no ``EndpointConnection`` could be created."""
+    match error:
+        case TransportError() if connection is not None:
+            return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
+        case BadRequest() if isinstance(call.codec, Decide):  # more questions or options than this server takes
+            error.endpoint, error.model = endpoint.name, call.model
+            return Failure(FailureKind.UNSUITABLE, error)
+        case BadRequest():
+            error.model = error.model or call.model
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ClientClosed():
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ConfigError():
+            return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
+    secrets = secrets_of(endpoint).and_headers(call.headers)  # the exception is unexpected; for example, the user's http_client raised it
+    text = f"unexpected {type(error).__name__}: {shorten(secrets, str(error), 300)}"
+    failure = RequestError(
+        f"endpoint {endpoint.name!r}, model {call.model!r}: {text}; nothing more is tried", endpoint=endpoint.name, model=call.model
+    )
+    if secrets.hide(repr(error)) == repr(error):
+        failure.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, failure)
+
+
+def connection_key(endpoint: Endpoint) -> list[object]:
+    """Return the settings on which the connections of an endpoint depend."""
+    timeouts = endpoint.timeouts
+    rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
+    threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None
+    return [timeouts.connect, timeouts.read, threads, *rest]
+
+
+def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
+    if not statuses:
+        return f"a server of kind {kind!r} has no route for probes; leave probe out"
+    if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
+        return None
+    answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())
+    return f"{answers}; check that it is a server of kind {kind!r}, its base_url and its api_key, or leave probe out"
+
+
+DRAIN = 0.1
+"""Maximum number of seconds to wait for the end of a body after ``[DONE]``. If the body ends in this time, its connection can be reused.
+The openai SDK waits equally long."""
+
+_OPTIONS = "stream_options"
+_REFUSALS = (400, 422)
+_DONE = b"[DONE]"
+_BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
+_NO_STREAM = (b"{", b"[", b"<")  # first bytes of JSON or HTML; no line of an event starts with them
+_BLANKS = b" \t\r\n\xef\xbb\xbf"  # whitespace, and the bytes of a byte order mark
+_LOOKED_AT = 8192  # bytes of the beginning of the body, from which a stream is recognised; an error about a malformed response shows them
+
+
+class ChatStream:
+    """An open stream of one chat completion. One task reads it, and any may close it; only ``CancelledError`` is raised."""
+
+    __slots__ = (
+        "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_whole", "headers",
+        "limits", "on_close", "outcome",
+    )  # fmt: skip
+
+    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest) -> None:
+        self.headers: Mapping[str, str] = body.headers
+        self.limits = rate_limit_headers.read(body.headers)
+        self.outcome: Answer | Failure | Cancelled | None = None
+        self.on_close: Callable[[], object] | None = None
+        self._body = body
+        self._connection = connection
+        self._call = call
+        self._parser = Parser()
+        self._assembly = StreamAccumulator(call.model)
+        self._known = False  # True if it is known whether the response is a stream
+        self._beginning = b""
+        self._whole: bytearray | None = None  # the body of a response that is not a stream
+        self._done = False
+
+    async def read(self) -> list[ChatChunk] | None:
+        """Wait for at least one byte, and return the chunks that have arrived; None once the stream has its outcome."""
+        if self.outcome is not None:
+            return None
+        chunks: list[ChatChunk] = []
+        try:
+            data = await self._body.read()
+            chunks = self._take(data) if data else self._end()
+        except Exception as error:
+            whole = isinstance(error, TransportError) and self._finished()  # an answer that was already complete remains valid
+            self._settle(self._ended(well=True) if whole else self._failure_of(error))
+        except BaseException:
+            self.end()
+            raise
+        return chunks if chunks or self.outcome is None else None
+
+    @property
+    def whole(self) -> bool:
+        """True while the stream is open and its answer has ended."""
+        return self.outcome is None and self._finished()
+
+    def end(self) -> Answer | Failure | Cancelled:
+        """Return the outcome. An open stream gets that of its answer if the answer has ended; otherwise it is cancelled."""
+        self._settle(self._ended(well=True) if self.whole else CANCELLED)
+        assert self.outcome is not None
+        return self.outcome
+
+    def text(self) -> str:
+        return self.outcome.value.text() if isinstance(self.outcome, Answer) else self._assembly.text()
+
+    async def aclose(self) -> None:
+        """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""
+        self.end()
+        done, self._done = self._done, False
+        try:
+            if done:
+                await self._body.drain(DRAIN)
+            else:
+                await self._body.aclose()
+        finally:
+            on_close, self.on_close = self.on_close, None
+            if on_close is not None:
+                on_close()
+
+    async def __aenter__(self) -> ChatStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _settle(self, outcome: Answer | Failure | Cancelled) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+
+    def _take(self, data: bytes) -> list[ChatChunk]:
+        if not self._known:
+            data = self._beginning + data
+            self._beginning = data[:_LOOKED_AT]
+            first = data.lstrip(_BLANKS)[:1]
+            self._known = bool(first) or len(data) >= _LOOKED_AT
+            if first in _NO_STREAM:
+                self._whole = bytearray()
+            if not self._known:
+                return []
+        if self._whole is None:
+            return self._chunks(self._parser.feed(data))
+        self._whole += data
+        cap = self._connection.endpoint.max_response_bytes
+        if len(self._whole) > cap:
+            raise too_long(cap)
+        return []
+
+    def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
+        chunks, data = [], self._beginning
+        assembly, model, cap = self._assembly, self._call.model, self._connection.endpoint.max_response_bytes
+        try:
+            for event in events:
+                data = event.data
+                if data.lstrip(_BEFORE_DONE).startswith(_DONE):
+                    self._done = True
+                    self._settle(self._ended(well=True))
+                    break
+                chunk = read_chunk(event, model)
+                if chunk is not None:
+                    assembly.add(chunk)
+                    if assembly.size > cap:
+                        self._settle(self._failure_of(too_long(cap)))
+                        break
+                    chunks.append(chunk)
+        except EmbeddedError as error:
+            self._settle(self._failure(error, data))
+        except (Malformed, EventTooLong, RecursionError) as error:
+            self._settle(self._failure(Malformed(str(error)), data))
+        return chunks
+
+    def _end(self) -> list[ChatChunk]:
+        if self._whole is not None:
+            reply = Reply(self._body.status, self.headers, bytes(self._whole))
+            outcome = self._connection.outcome_of(reply, self._call)
+            self._settle(outcome)
+            return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
+        chunks = self._chunks(self._parser.finish())
+        if self.outcome is None:
+            # without a length, a cut and the end of the body look alike
+            delimited = "transfer-encoding" in self.headers or "content-length" in self.headers
+            self._settle(self._ended(well=self._assembly.goes_on and delimited))
+        return chunks
+
+    def _ended(self, *, well: bool) -> Answer | Failure:
+        """Return the outcome of a stream that has ended. ``well`` is True if the stream counts as complete, as after ``[DONE]``."""
+        assembly = self._assembly
+        if assembly.empty:
+            return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
+        if not well and not self._finished():
+            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+            return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
+        try:
+            for ending in assembly.endings():
+                cast("ChatCodec", self._call.codec).check_ending(ending)
+        except Unfinished as error:
+            return self._failure(error, b"")
+        usage = assembly.usage
+        if usage is None:
+            return Answer(assembly)
+        return Answer(assembly, usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens)
+
+    def _finished(self) -> bool:
+        choices = self._call.params.get("n")
+        return self._assembly.finished(choices if isinstance(choices, int) else 1)
+
+    def _failure_of(self, error: Exception) -> Failure:
+        return failure_of(error, self._connection.endpoint, self._call, self._connection)
+
+    def _failure(self, error: Malformed | EmbeddedError | Unfinished, data: bytes) -> Failure:
+        return self._connection.failed(Reply(self._body.status, self.headers, data), self._call).by_body(error)
+
+
+async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
+    """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
+    cap = connection.endpoint.max_response_bytes
+    ours = _OPTIONS not in call.params and connection.takes_stream_options
+    body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
+    refused = body.status in _REFUSALS
+    if ours and refused:
+        reply = await body.read_whole(cap)
+        if _OPTIONS.encode() not in reply.body:
+            return connection.failed(reply, call).by_status()
+        body = await _send(connection, call, {})
+    if not 200 <= body.status < 300:
+        return connection.failed(await body.read_whole(cap), call).by_status()
+    if ours and refused:
+        connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
+    return ChatStream(body, connection, call)
+
+
+async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
+    request = replace(call, params={**call.params, "stream": True, **options})
+    return await connection.transport.begin("POST", call.codec.path, *connection.encoded(request))

@@ -87,7 +87,6 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACK
 
 
 def is_local(error: BaseException) -> bool:
-    """Return True if this machine caused the error, not the endpoint. The machine then has no file descriptors, buffers or memory left."""
     return isinstance(error, OSError) and error.errno in _LOCAL
 
 

@@ -50,7 +50,6 @@ def check_call_headers(headers: Mapping[str, str], model: str) -> None:
 
 
 def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | None:
-    """Return the headers that one call adds to the headers of every request to the endpoint."""
     headers = with_carried(call.headers)
     if endpoint.group_header is None or call.group is None:
         return headers

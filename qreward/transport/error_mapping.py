@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.base import ABORTED, EmbeddedError, Malformed, Reply, TransportError, Unfinished
 from qreward.codecs.error_body import (
     INVALID_SCORES,
     LOOKED_AT,
@@ -25,7 +25,6 @@ from qreward.codecs.error_body import (
     read_error,
     status_of,
 )
-from qreward.codecs.finish_reason import ABORTED
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -98,45 +97,68 @@ _MEANINGS = {
 }
 
 
-def failure_from_reply(
-    reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None, *, keyless: bool = False
-) -> Failure:
-    """Return the failure for an HTTP response with a status other than 2xx."""
-    about = _About(reply, endpoint, model, secrets, keyless)
-    if 300 <= reply.status < 400:
-        target = _target(reply)
-        return about.failure(_REDIRECT if target else _NO_TARGET, f"it points to {target or 'no other address'}", now)
-    error_body = parse_error_body(reply.body)
-    return about.failure(_meaning_of(reply.status, error_body), error_body.text, now)
+class FailedReply(NamedTuple):
+    """A response that is an error or no valid answer, the names that an error about it shows, and the secrets that it must not show.
+    ``keyless`` is True if the request had no key. ``now`` is the time, in seconds since 1970; None for that of the clock."""
 
+    reply: Reply
+    endpoint: str
+    model: str
+    secrets: Secrets
+    keyless: bool = False
+    now: float | None = None
 
-def failure_from_body(
-    error: Malformed | EmbeddedError | Unfinished,
-    reply: Reply,
-    endpoint: str,
-    model: str,
-    secrets: Secrets,
-    now: float | None = None,
-    *,
-    keyless: bool = False,
-) -> Failure:
-    """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer."""
-    about = _About(reply, endpoint, model, secrets, keyless)
-    stated = error.body if isinstance(error, EmbeddedError) else None
-    if not isinstance(error, Unfinished):
-        with suppress(Malformed):
-            stated = error_in(read_error(reply.body)) or stated
-    if stated is not None or isinstance(error, EmbeddedError):
-        error_body = error_body_of(stated)
-        return about.failure(_meaning_of(reply.status, error_body), f"an error in the body: {error_body.text or 'without a message'}", now)
-    match error:
-        case Malformed():
-            beginning = shorten(secrets, reply.body[:LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
-            kind, words = _TRANSIENT, f": {error}" + (f"; it begins: {beginning}" if beginning else "")
-        case Unfinished():
-            kind = _TRANSIENT if error.ending in ABORTED else _REFUSED
-            words = f" with an answer that is not whole: {shorten(secrets, str(error), _SHOWN)}"
-    return Failure(kind, about.error(InvalidResponse, words), limits=rate_limit_headers.read(reply.headers))
+    def by_status(self) -> Failure:
+        reply = self.reply
+        if 300 <= reply.status < 400:
+            target = _target(reply)
+            return self._failure(_REDIRECT if target else _NO_TARGET, f"it points to {target or 'no other address'}")
+        error_body = parse_error_body(reply.body)
+        return self._failure(_meaning_of(reply.status, error_body), error_body.text)
+
+    def by_body(self, error: Malformed | EmbeddedError | Unfinished) -> Failure:
+        """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer."""
+        body, stated = self.reply.body, error.body if isinstance(error, EmbeddedError) else None
+        if not isinstance(error, Unfinished):
+            with suppress(Malformed):
+                stated = error_in(read_error(body)) or stated
+        if stated is not None or isinstance(error, EmbeddedError):
+            error_body = error_body_of(stated)
+            words = f"an error in the body: {error_body.text or 'without a message'}"
+            return self._failure(_meaning_of(self.reply.status, error_body), words)
+        match error:
+            case Malformed():
+                beginning = shorten(self.secrets, body[:LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
+                kind, words = _TRANSIENT, f": {error}" + (f"; it begins: {beginning}" if beginning else "")
+            case Unfinished():
+                kind = _TRANSIENT if error.ending in ABORTED else _REFUSED
+                words = f" with an answer that is not whole: {shorten(self.secrets, str(error), _SHOWN)}"
+        return Failure(kind, self._error(InvalidResponse, words), limits=rate_limit_headers.read(self.reply.headers))
+
+    def _failure(self, meaning: FailureMeaning, words: str) -> Failure:
+        headers = self.reply.headers
+        message = f": {shorten(self.secrets, words, _SHOWN)}" if words else ""
+        if self.keyless and meaning is _WRONG_KEY:
+            meaning, message = _NO_KEY, f", and no API key was sent{message}"
+        if meaning.advice:
+            message = message if message.endswith("...") else message.removesuffix(".")
+            message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
+        return Failure(
+            meaning.kind,
+            self._error(meaning.error, message, 404 if meaning is _NO_MODEL else None),
+            retry_after=rate_limit_headers.retry_after(headers, time.time() if self.now is None else self.now),
+            should_retry=rate_limit_headers.should_retry(headers),
+            misconfigured=meaning.misconfigured,
+            limits=rate_limit_headers.read(headers, self.now),
+        )
+
+    def _error(self, cls: type[RequestError], words: str, means: int | None = None) -> RequestError:
+        """Return the error. ``means`` is the status that the server should have sent, if it sent a misleading one."""
+        status, request_id = self.reply.status, self.reply.headers.get("x-request-id")
+        shown = shorten(self.secrets, request_id, _SHOWN_BODY) if request_id else None
+        answered = f"{status}, which hides {means}," if means not in (None, status) else f"{status}"
+        message = f"endpoint {self.endpoint!r} answered {answered} for model {self.model!r}{words}"
+        return cls(message, endpoint=self.endpoint, model=self.model, status_code=means or status, request_id=shown)
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
@@ -180,41 +202,6 @@ def _too_long(error_body: ErrorBody) -> FailureMeaning | None:
     if not is_too_long(error_body):
         return None
     return _TOO_LONG_TOGETHER if _SAYS_OUTPUT.search(error_body.text) else _TOO_LONG
-
-
-class _About(NamedTuple):
-    """A response, the names that an error about it shows, and the secrets that the error must not show."""
-
-    reply: Reply
-    endpoint: str
-    model: str
-    secrets: Secrets
-    keyless: bool
-
-    def failure(self, meaning: FailureMeaning, words: str, now: float | None) -> Failure:
-        headers = self.reply.headers
-        message = f": {shorten(self.secrets, words, _SHOWN)}" if words else ""
-        if self.keyless and meaning is _WRONG_KEY:
-            meaning, message = _NO_KEY, f", and no API key was sent{message}"
-        if meaning.advice:
-            message = message if message.endswith("...") else message.removesuffix(".")
-            message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
-        return Failure(
-            meaning.kind,
-            self.error(meaning.error, message, 404 if meaning is _NO_MODEL else None),
-            retry_after=rate_limit_headers.retry_after(headers, time.time() if now is None else now),
-            should_retry=rate_limit_headers.should_retry(headers),
-            misconfigured=meaning.misconfigured,
-            limits=rate_limit_headers.read(headers, now),
-        )
-
-    def error(self, cls: type[RequestError], words: str, means: int | None = None) -> RequestError:
-        """Return the error. ``means`` is the status that the server should have sent, if it sent a misleading one."""
-        status, request_id = self.reply.status, self.reply.headers.get("x-request-id")
-        shown = shorten(self.secrets, request_id, _SHOWN_BODY) if request_id else None
-        answered = f"{status}, which hides {means}," if means not in (None, status) else f"{status}"
-        message = f"endpoint {self.endpoint!r} answered {answered} for model {self.model!r}{words}"
-        return cls(message, endpoint=self.endpoint, model=self.model, status_code=means or status, request_id=shown)
 
 
 def _target(reply: Reply) -> str | None:

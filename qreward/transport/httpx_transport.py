@@ -1,13 +1,5 @@
 """The transport over ``httpx``: for a user's own client or transport of ``httpx`` or ``httpx2``, for applications in this process, and for
-``transport="httpx"``.
-
-No other module of ``qreward.transport`` uses these packages. ``httpx`` is imported only for the last two, because a user who passes an
-object of one of these packages has already imported the package.
-
-These clients have weaknesses that the default backend does not have. If a server sends an unrequested response together with a requested
-one, they deliver the former to the next request on the connection. They lose a response that arrives while they send a large body. Above a
-few hundred connections, each request takes much CPU time.
-"""
+``transport="httpx"``. ``httpx`` is imported only for the last two. What its clients cannot do is in ``docs/design/engine.md``."""
 
 from __future__ import annotations
 
@@ -60,8 +52,6 @@ class HttpxTransport(HttpTransport):
 
 
 class HttpxStream(ByteStream):
-    """A response whose body has not been read yet."""
-
     __slots__ = ("_package", "_pieces", "_response")
 
     def __init__(self, package: Any, response: Any, pieces: AsyncGenerator[bytes, None] | None = None) -> None:
@@ -93,7 +83,6 @@ class HttpxStream(ByteStream):
 
 
 def translate(package: Any, error: Exception) -> TransportError:
-    """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error."""
     what = type(error).__name__
     cause: BaseException | None = error
     while cause is not None:

@@ -32,8 +32,6 @@ _STATUSES: dict[type[Exception], int] = {BadRequest: 400, RateLimited: 429, Queu
 
 
 class LocalTransport(HttpTransport):
-    """Calls the function of one endpoint, in one event loop."""
-
     def __init__(self, endpoint: Endpoint, local: LocalFunction) -> None:
         self._local = local
         self._most = endpoint.limits.max_concurrency
@@ -125,8 +123,6 @@ def in_thread(call: Callable[[], Any], what: str = "function") -> Future[Any]:
 
 
 class WholeResponse(ByteStream):
-    """A response that is already whole."""
-
     __slots__ = ("_left",)
 
     def __init__(self, status: int, body: bytes) -> None:

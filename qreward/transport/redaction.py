@@ -40,7 +40,6 @@ class Secrets:
 
 
 def secrets_of(endpoint: Endpoint) -> Secrets:
-    """Return the secrets in an endpoint's settings."""
     key = endpoint.api_key
     keys = list(key.known) if isinstance(key, ApiKey) else [] if key is None else [key.get_secret_value()]
     headers = [value.get_secret_value() for value in endpoint.headers.values()]

@@ -16,9 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from shared_tools import completion, each
 
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import passthrough
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES
 from qreward.judge.codec import parse_reply

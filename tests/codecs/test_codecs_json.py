@@ -17,11 +17,10 @@ from shared_tools import each
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.chat_stream import read_chunk
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import passthrough
-from qreward.codecs.rewards.registry import COMPLETE, EMBED, SCORE, bound
+from qreward.codecs.rewards.kinds import COMPLETE, EMBED, SCORE, bound
 from qreward.codecs.sse import Event
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES
@@ -195,9 +194,9 @@ def test_no_codec_passes_on_a_count_of_tokens_that_no_response_can_have() -> Non
         "embeddings": WireRequest(EMBEDDINGS, "m", "x", {}, None),
         "any route": WireRequest(passthrough("/v1/responses"), "m", None, {}, None),
         "the SDK's other routes": WireRequest(ROUTES["/completions"][1], "m", "x", {}, None),
-        "completions": bound(WireRequest(COMPLETE, "m", ["x"], {}, None), endpoint)[0],
-        "lists of embeddings": bound(WireRequest(EMBED, "m", ["x"], {}, None), endpoint)[0],
-        "sglang": bound(WireRequest(SCORE, "m", ["x"], {}, None), Endpoint("http://gpu-0", kind="sglang"))[0],
+        "completions": bound(WireRequest(COMPLETE, "m", ["x"], {}, None), endpoint),
+        "lists of embeddings": bound(WireRequest(EMBED, "m", ["x"], {}, None), endpoint),
+        "sglang": bound(WireRequest(SCORE, "m", ["x"], {}, None), Endpoint("http://gpu-0", kind="sglang")),
     }
     passed: list[Any] = []
     for name, call in calls.items():

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from qreward import Decision, Endpoint, Limits, QRewardClient, YesNo
-from qreward.codecs.decisions.operation import PROBE
+from qreward.codecs.decisions import PROBE
 from qreward.testing.virtual_time import VirtualTimeLoop
 
 MODEL = "judge-7b"

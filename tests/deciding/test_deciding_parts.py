@@ -6,8 +6,7 @@ from deciding_tools import MODEL, questions
 
 from qreward import AttemptRecord, BadRequest, InvalidResponse, QRewardError, RateLimited, Usage
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput, DecisionReply
-from qreward.codecs.decisions.operation import Decide
+from qreward.codecs.decisions import Decide, DecisionInput, DecisionReply
 from qreward.deciding import divided, joined, smaller
 from qreward.decisions import AnswerTable
 

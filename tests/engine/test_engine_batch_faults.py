@@ -12,7 +12,7 @@ from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers
 from qreward import BatchInterrupted, Endpoint, Limits, QRewardClient
 from qreward.codecs.base import Reply
 from qreward.errors import BadRequest
-from qreward.transport.error_mapping import failure_from_reply
+from qreward.transport.error_mapping import FailedReply
 from qreward.transport.redaction import Secrets
 
 
@@ -185,7 +185,7 @@ async def test_items_whose_content_a_refusal_repeats_fail_alone_and_slow_no_othe
             if int(prompt) % 61:
                 return prompt
             body = {"error": {"message": f"Invalid 'messages[0].content': {words}", "code": 400}}
-            return failure_from_reply(Reply(400, {}, json.dumps(body).encode()), name, MODEL, Secrets())
+            return FailedReply(Reply(400, {}, json.dumps(body).encode()), name, MODEL, Secrets()).by_status()
 
         start = now()
         fleet = [Endpoint("http://a.example/v1", name="a", limits=Limits(max_concurrency=32))]

@@ -16,7 +16,7 @@ from aiohttp import web
 from qreward import Endpoint, QRewardClient, Timeouts
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.registry import SCORE
+from qreward.codecs.rewards.kinds import SCORE
 from qreward.scheduler.outcome import ProbeResult
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.spec import Latency

@@ -15,7 +15,7 @@ from openai_tools import MODEL, ask, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
 from qreward.codecs.base import WireRequest
-from qreward.codecs.passthrough import PassthroughCodec
+from qreward.codecs.chat import PassthroughCodec
 from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
 from qreward.integrations import openai as asked

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from judge_tools import answer, client_of, endpoint
 from leftovers import leftovers
+from msgspec.structs import replace
 
 from qreward import Endpoint
 from qreward.codecs.base import Malformed
-from qreward.codecs.decisions.base import as_text, labels_of
-from qreward.codecs.rewards.registry import bound
+from qreward.codecs.decisions import Decide, as_text, labels_of
 from qreward.decisions import Question, Score, YesNo
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric
@@ -71,7 +71,8 @@ class DecisionBackend:
         self.cancelled = 0
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
-        call, path, _ = bound(call, endpoint)
+        codec = call.codec.dialect_at(endpoint, call.model) if isinstance(call.codec, Decide) else call.codec
+        call, path = replace(call, codec=codec), codec.path
         try:
             body = json.loads(call.codec.encode(call, call.model))
         except BadRequest as error:  # as ``HttpBackend`` does

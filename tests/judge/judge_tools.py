@@ -16,7 +16,7 @@ from qreward.errors import BadRequest, RateLimited, ServerError
 from qreward.judge import Judge
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
-from qreward.transport.error_mapping import failure_from_body
+from qreward.transport.error_mapping import FailedReply
 from qreward.transport.redaction import secrets_of
 
 MODEL = "judge-7b"
@@ -102,7 +102,7 @@ class JudgeBackend:
         try:
             return Answer(call.codec.decode(answer(said), call), 10, 5)
         except Unfinished as error:
-            return failure_from_body(error, Reply(200, {}, b""), str(endpoint.name), model, secrets_of(endpoint))
+            return FailedReply(Reply(200, {}, b""), str(endpoint.name), model, secrets_of(endpoint)).by_body(error)
 
     async def aclose(self) -> None:
         pass

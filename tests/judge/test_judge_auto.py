@@ -11,7 +11,7 @@ import pytest
 from decided_tools import TEN, DecisionBackend, always, by_text, deciding
 from judge_tools import QUESTION
 
-from qreward.codecs.decisions.operation import PROBE
+from qreward.codecs.decisions import PROBE
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric, YesNoVerdict
 from qreward.scheduler.outcome import Failure, FailureKind

@@ -9,8 +9,8 @@ from typing import Any
 from leftovers import leftovers  # noqa: F401 - for the tests
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.codecs.rewards.answers import ListAnswer, RewardScore
-from qreward.codecs.rewards.registry import bound
+from qreward.codecs.rewards.base import ListAnswer, RewardScore
+from qreward.codecs.rewards.kinds import bound
 from qreward.errors import BadRequest, InvalidResponse, RateLimited, ServerError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
@@ -59,7 +59,7 @@ class EncodingBackend(ListBackend):
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
         try:
-            asked, _, _ = bound(call, endpoint)
+            asked = bound(call, endpoint)
             asked.codec.encode(asked, call.model)
         except BadRequest as error:
             self.sent.append((endpoint.name, 0.0, list(call.inputs)))

@@ -16,7 +16,7 @@ from qreward import Endpoint, Limits
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
-from qreward.codecs.rewards.registry import SCORE
+from qreward.codecs.rewards.kinds import SCORE
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue

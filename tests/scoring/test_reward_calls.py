@@ -10,8 +10,7 @@ import pytest
 from merge_tools import MODEL, ListBackend, client_of, endpoint, good, refused, texts
 
 from qreward import Limits, Priority
-from qreward.codecs.rewards.answers import RewardScore
-from qreward.codecs.rewards.base import Conversation, Pair
+from qreward.codecs.rewards.base import Conversation, Pair, RewardScore
 from qreward.errors import BadRequest, ConfigError, NoEndpoint
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, Observer
 

@@ -11,7 +11,7 @@ from openai.types import CompletionChoice, Moderation
 
 from qreward import BadRequest, Endpoint, Limits, QRewardClient
 from qreward.codecs.base import WireRequest
-from qreward.codecs.rewards.registry import COMPLETE, bound
+from qreward.codecs.rewards.kinds import COMPLETE, bound
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 FAKE = FakeEndpoint("api", models=["*"], kind="openai", max_concurrency=2, latency=Latency(base=0.02))
@@ -52,7 +52,7 @@ def test_completions_that_wait_share_requests_and_each_gets_its_own_choices() ->
 
 def test_a_single_text_is_sent_as_it_is_and_several_prompts_as_a_list() -> None:
     for prompts in ([["hi"], "hi"], [[[1, 2]], [[1, 2]]], [["a", "b"], ["a", "b"]], [[[1], [2]], [[1], [2]]]):
-        call, _, _ = bound(WireRequest(COMPLETE, "davinci", prompts[0], {"n": 2}, None), Endpoint("http://gpu-0/v1"))
+        call = bound(WireRequest(COMPLETE, "davinci", prompts[0], {"n": 2}, None), Endpoint("http://gpu-0/v1"))
         assert json.loads(call.codec.encode(call, "davinci"))["prompt"] == prompts[1]
 
 

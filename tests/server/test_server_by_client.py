@@ -11,7 +11,7 @@ from shared_tools import each, run
 from qreward import QRewardClient, Retry
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.base import splits
-from qreward.codecs.rewards.registry import CLASSIFY, SCORE
+from qreward.codecs.rewards.kinds import CLASSIFY, SCORE
 from qreward.errors import InvalidResponse
 from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.policies import Endpoint, RewardModel

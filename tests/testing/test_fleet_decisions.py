@@ -13,10 +13,9 @@ from fakes.next_token import TOKENIZER
 from fleet_tools import Answer, Client, serving, user
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.dialects import OPENAI as OPENAI_DIALECT
-from qreward.codecs.decisions.dialects import SGLANG as SGLANG_DIALECT
-from qreward.codecs.decisions.dialects import SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, GenerativeScoringDialect
+from qreward.codecs.decisions import OPENAI as OPENAI_DIALECT
+from qreward.codecs.decisions import SGLANG as SGLANG_DIALECT
+from qreward.codecs.decisions import SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, Dialect, GenerativeScoringDialect
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.testing import SyntheticJudge
 

@@ -13,8 +13,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.scheduler.outcome import Answer, Cancelled, Failure
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import HttpBackend
-from qreward.transport.stream import ChatStream
+from qreward.transport.backend import ChatStream, HttpBackend
 
 MESSAGES = [{"role": "user", "content": "?"}]
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "judge-7b"}

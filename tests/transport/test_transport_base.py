@@ -32,7 +32,7 @@ from transport_server import (
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Timeouts
-from qreward.transport.connection import open_transport
+from qreward.transport.backend import open_transport
 from qreward.transport.connection_settings import request_headers
 
 OK = answer(completion())

@@ -15,9 +15,8 @@ from multidict import CIMultiDict
 from shared_tools import each
 
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.chat import CHAT, PassthroughCodec, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import PassthroughCodec, passthrough
 from qreward.codecs.rate_limit_headers import retry_after
 from qreward.errors import (
     AuthenticationFailed,
@@ -31,8 +30,8 @@ from qreward.errors import (
 )
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport
+from qreward.transport.backend import EndpointConnection
+from qreward.transport.error_mapping import FailedReply, failure_from_transport
 from qreward.transport.redaction import Secrets
 
 NONE = Secrets()
@@ -53,12 +52,12 @@ REFUSED: Meaning = (K.REFUSED, BadRequest, False)
 def failure(status: int, body: Any = b"", secrets: Secrets = NONE, **headers: str) -> Failure:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    return failure_from_reply(Reply(status, fields, raw), "gpu-0", "judge-7b", secrets, NOW)
+    return FailedReply(Reply(status, fields, raw), "gpu-0", "judge-7b", secrets, now=NOW).by_status()
 
 
 def of_body(error: Any, body: bytes = b"", **headers: str) -> Failure:
     fields = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    return failure_from_body(error, Reply(200, fields, body), "gpu-0", "judge-7b", NONE, NOW)
+    return FailedReply(Reply(200, fields, body), "gpu-0", "judge-7b", NONE, now=NOW).by_body(error)
 
 
 def openai(message: str = "words", kind: str | None = None, code: Any = None) -> dict[str, Any]:
@@ -356,11 +355,11 @@ def test_a_refusal_of_a_request_without_a_key_says_that_none_was_sent_and_how_to
     body = json.dumps(openai("Incorrect API key provided")).encode()
     for settings, call, keyless in cases:
         connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0", **settings))
-        refused = connection.failure_from_reply(Reply(401, CIMultiDict(), body), call)
-        embedded = connection.failure_from_body(EmbeddedError({"code": 401}), Reply(200, CIMultiDict(), b""), call)
+        refused = connection.failed(Reply(401, CIMultiDict(), body), call).by_status()
+        embedded = connection.failed(Reply(200, CIMultiDict(), b""), call).by_body(EmbeddedError({"code": 401}))
         for text in (str(refused.error), str(embedded.error)):
             assert ("no API key was sent" in text, "'${JUDGE_KEY}'" in text) == (keyless, keyless), settings
-    assert "no API key" not in str(failure_from_reply(Reply(404, {}, b""), "gpu-0", "m", NONE, keyless=True).error)
+    assert "no API key" not in str(FailedReply(Reply(404, {}, b""), "gpu-0", "m", NONE, keyless=True).by_status().error)
 
 
 @each("body", [openai("long " * 1000), b"long " * 1000, b"<p>" * 100_000, {"detail": [{"msg": "x" * 999}] * 50}])

@@ -9,15 +9,14 @@ from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
 from transport_server import always
 
-from qreward.codecs.base import Malformed, Reply, WireRequest
+from qreward.codecs.base import Malformed, Reply, WireRequest, ending_of, is_whole
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
-from qreward.codecs.finish_reason import ending_of, is_whole
-from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
+from qreward.codecs.rewards.kinds import COMPLETE, SCORE, bound
 from qreward.errors import InvalidResponse
 from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.connection import EndpointConnection
+from qreward.transport.backend import EndpointConnection
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "MAX_TOKENS", "content_filter", "SAFETY", "abort", "error", "odd")
@@ -85,7 +84,7 @@ def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text_unles
 
 
 def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone() -> None:
-    call, _, _ = bound(WireRequest(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
+    call = bound(WireRequest(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
     texts = [{"text": "t", "index": at, "finish_reason": reason} for at, reason in enumerate(("stop", "abort", "length"))]
     items = call.codec.decode(json.dumps({"choices": texts}).encode(), call).items  # type: ignore[attr-defined]
     assert [type(item) for item in items] == [list, InvalidResponse, list]
@@ -93,7 +92,7 @@ def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone()
 
 
 def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:
-    call, _, _ = bound(WireRequest(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
+    call = bound(WireRequest(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
     found = {}
     for reason in ("stop", "length", None, "abort", "content_filter", "odd"):
         choice = {"index": 0, "finish_reason": reason, "message": {"content": "reward:1.5"}}

@@ -13,8 +13,7 @@ from qreward import QRewardClient, RewardModel
 from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, Timeouts
-from qreward.transport.backend import HttpBackend
-from qreward.transport.stream import ChatStream
+from qreward.transport.backend import ChatStream, HttpBackend
 
 OK = answer(completion("fine"))
 

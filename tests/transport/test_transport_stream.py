@@ -33,7 +33,7 @@ from transport_server import ENGINES, Connection, Request, Script, always, answe
 
 import qreward
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
-from qreward.transport.stream import ChatStream
+from qreward.transport.backend import ChatStream
 
 
 @each("engine", ENGINES)
@@ -158,7 +158,7 @@ async def test_a_stream_that_is_left_also_while_it_is_read_is_closed_at_once_and
 async def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_later(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qreward.transport.stream.DRAIN", PATIENCE)
+    monkeypatch.setattr("qreward.transport.backend.DRAIN", PATIENCE)
 
     async def late(_: Request, connection: Connection) -> None:
         await asyncio.sleep(0.005)

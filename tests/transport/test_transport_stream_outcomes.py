@@ -30,7 +30,7 @@ from transport_server import ENGINES, Connection, Request, Script, always, answe
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
-from qreward.transport.stream import ChatStream
+from qreward.transport.backend import ChatStream
 
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),

@@ -19,9 +19,8 @@ from shared_tools import PATIENCE
 
 from qreward.codecs.base import Reply
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import HttpBackend
+from qreward.transport.backend import HttpBackend, open_transport
 from qreward.transport.base import ByteStream, HttpTransport
-from qreward.transport.connection import open_transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
 KEY = Path(__file__).parent / "data" / "loopback.key"

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, Unbound, WireRequest
+from qreward.codecs.base import Malformed, Unbound, WireRequest, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore
 from qreward.codecs.rewards.server_info import Load
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RequestError, RequestTimeout, ServerError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import RewardModel
-
-TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
-"""The kinds of items. Items of different kinds never share a request."""
-LONE = frozenset({CHAT_ITEM, PARTS})
-"""Kinds of items that are sent alone: the body of a request holds only one item of such a kind."""
 
 _BYTES_AROUND_ITEM = 16  # bytes of the JSON syntax of one item: quotes, brackets and a comma
 _BYTES_AROUND_ITEMS = 512  # bytes of all other members of a body
@@ -47,7 +41,6 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
 
 def pair_item(raw: Any) -> str | Pair | Conversation:
-    """Return an item to score: a text, a ``Pair``, or a ``Conversation``. Raises ``BadRequest``."""
     if isinstance(raw, str):
         return raw
     if isinstance(raw, Mapping):
@@ -116,11 +109,8 @@ def _chat(messages: Any) -> Conversation:
     return Conversation(checked)
 
 
-def shape_of(item: Any) -> str:
-    return _SHAPES[type(item)]
-
-
-_SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: PARTS}
+LONE = (Conversation, Parts)
+"""Types of items that are sent alone: the body of a request holds only one of them. Items of different types never share a request."""
 
 
 def tokens_in(item: Any) -> float:
@@ -219,10 +209,119 @@ def splits(failure: Failure, count: int) -> bool:
 
 
 def may_have_a_bad_item(error: BaseException) -> bool:
-    """Return True if parts of a failed list may succeed."""
     status = error.status_code if isinstance(error, RequestError) else None
     read = isinstance(error, InvalidResponse) and status is not None
     return isinstance(error, BAD_ITEM_ERRORS) and not read and status != NOT_FOUND
+
+
+_MOST = 2**53  # largest total that ``share`` divides; above this number, floats cannot represent every whole number
+
+
+class RewardScore(float):
+    """Holds a reward: a float with the other numbers that the server returned.
+
+    Attributes:
+        attributes: name -> number, such as ``helpfulness`` and ``correctness``. Empty if the server returns only one number.
+
+    Example:
+        >>> score = RewardScore(1.25, {"helpfulness": 1.25, "correctness": 0.43})
+        >>> score + 1, score.attributes["correctness"]
+        (2.25, 0.43)
+    """
+
+    attributes: dict[str, float]
+
+    def __new__(cls, value: float, attributes: dict[str, float] | None = None) -> RewardScore:
+        score = super().__new__(cls, value)
+        score.attributes = attributes or {}
+        return score
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RewardScore, (float(self), self.attributes)
+
+
+class ItemAnswer(msgspec.Struct, gc=False):
+    value: Any
+    usage: Usage | None
+    estimated: bool
+
+    def build(self) -> Any:
+        return self.value
+
+    def text(self) -> str:
+        text = self._first().get("text")
+        return text if isinstance(text, str) else ""
+
+    @property
+    def finish_reason(self) -> str | None:
+        return ending_of(self._first().get("finish_reason"))
+
+    def _first(self) -> dict[str, Any]:
+        first = self.value[0] if isinstance(self.value, list) and self.value else None
+        return first if isinstance(first, dict) else {}
+
+
+class ListAnswer(msgspec.Struct, gc=False):
+    items: list[Any]
+    usage: Usage | None
+    each: Sequence[Usage | None] | None
+    sizes: list[float]
+    outputs: list[float] | None = None
+    kind: type[ItemAnswer] = ItemAnswer
+
+    def text(self) -> str:
+        return ""
+
+    def build(self) -> list[Any]:
+        """Return the values. Raises the error of the first failed item."""
+        for item in self.items:
+            if isinstance(item, InvalidResponse):
+                raise item
+        return self.items
+
+    def shares(self) -> list[ItemAnswer | InvalidResponse]:
+        whole, count = self.usage, len(self.items)
+        estimated = self.each is None and whole is not None and count > 1
+        usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
+        return [
+            item if isinstance(item, InvalidResponse) else self.kind(item, usage, estimated)
+            for item, usage in zip(self.items, usages, strict=True)
+        ]
+
+    def _estimated(self, whole: Usage) -> list[Usage]:
+        prompts = share(whole.prompt_tokens, self.sizes)
+        outputs = share(whole.completion_tokens, self.outputs or self.sizes)
+        totals = share(whole.total_tokens, self.sizes)
+        if self.outputs is not None:
+            totals = [None if None in pair else sum(pair) for pair in zip(prompts, outputs, strict=True)]  # type: ignore[arg-type]
+        return [Usage(*counts) for counts in zip(prompts, outputs, totals, strict=True)]
+
+
+def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
+    """Split a total into integers in proportion to the sizes (Hamilton's method of largest remainders)."""
+    if total is None or not 0 <= total <= _MOST:
+        return [None] * len(sizes)
+    whole = sum(sizes)
+    exact = [total * size / whole for size in sizes] if whole > 0 else [total / len(sizes)] * len(sizes)
+    counts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda index: counts[index] - exact[index])
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return list(counts)
+
+
+class Choices(ItemAnswer, gc=False):
+    def build(self) -> Any:
+        from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
+
+        return [CompletionChoice.construct(**{"logprobs": None, **choice}) for choice in self.value]
+
+
+class Moderated(ItemAnswer, gc=False):
+    def build(self) -> Any:
+        from openai.types import Moderation  # noqa: PLC0415
+
+        return Moderation.construct(**self.value)
 
 
 class Operation(Unbound):
@@ -237,7 +336,6 @@ class Operation(Unbound):
         return inputs  # ``MergeSpec`` reads each item with ``item``
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return the estimated tokens of all items, and the maximum output tokens, which are 0 except for ``completions``."""
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
 
@@ -312,7 +410,7 @@ class ListCodec:
 
         Raises ``BadRequest`` if the server does not accept the item.
         """
-        return shape_of(self.form(item)) not in LONE
+        return not isinstance(self.form(item), LONE)
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the body.
@@ -321,10 +419,9 @@ class ListCodec:
         """
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
-        lone = LONE & set(map(shape_of, items))
-        if len(items) > 1 and lone:
-            count = len(items)
-            raise BadRequest(f"this server takes one {min(lone)} per request, not {count}; set RewardModel(template=...) to send texts")
+        if len(items) > 1 and (lone := next((item for item in items if isinstance(item, LONE)), None)) is not None:
+            kind = "chat" if isinstance(lone, Conversation) else "parts"
+            raise BadRequest(f"this server takes one {kind} per request, not {len(items)}; set RewardModel(template=...) to send texts")
         body = self.body(items)
         if taken := body.keys() & call.params.keys():
             raise BadRequest(f"{min(taken)!r} holds the items in the body of {self.path}; leave it out of the parameters")
@@ -397,8 +494,6 @@ class ListCodec:
 
 
 class NumberCodec(ListCodec):
-    """Reads rows with a list of numbers, such as the classes of a classifier."""
-
     last: ClassVar[bool] = False
 
     def value(self, row: Any) -> RewardScore:

@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.finish_reason import described, ending_of, is_failure
+from qreward.codecs.base import EmbeddedError, Malformed, described, ending_of, is_failure
 
 
 class InvalidRow(Exception):
@@ -48,7 +47,6 @@ def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """Return the rows in the order of the items. Rows with an ``index`` are sorted by it."""
     rows = as_many(rows, count, "results")
     order = order_of([row.get("index") if isinstance(row, dict) else None for row in rows])
     return rows if order is None else [rows[place] for place in order]
@@ -65,22 +63,13 @@ def order_of(indexes: list[Any]) -> list[int] | None:
 
 def number(raw: Any, what: str = "score") -> float:
     """Return a finite number. Raises ``InvalidRow`` for anything else, including null, NaN and true."""
-    if type(raw) is float or type(raw) is int:
-        try:
-            value = float(raw)
-        except OverflowError:
-            value = math.inf
-        if math.isfinite(value):
-            return value
+    if (type(raw) is float or type(raw) is int) and (value := jsonio.finite(raw)) is not None:
+        return value
     raise InvalidRow(f"its {what} is {safe_repr(raw)}, not a finite number")
 
 
 def is_number(raw: Any) -> bool:
-    try:
-        number(raw)
-    except InvalidRow:
-        return False
-    return True
+    return type(raw) in (float, int) and jsonio.finite(raw) is not None
 
 
 def numbers(raw: Any, what: str) -> list[float]:
@@ -133,7 +122,6 @@ def labelled(row: Any) -> dict[str, float]:
 
 
 def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """Return the number that a label selects by name or position."""
     if isinstance(label, int):
         return by_position(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
@@ -152,7 +140,6 @@ def safe_repr(raw: Any) -> str:
 
 
 def safe_names(names: Collection[str]) -> str:
-    """Return names as text for a message."""
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
 

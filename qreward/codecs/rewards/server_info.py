@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -71,7 +70,6 @@ _SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[
 
 
 def _of_metrics(body: bytes) -> Load:
-    """Return the sums of the samples in a Prometheus text."""
     found: dict[str, float] = {}
     cached = 0
     for line in body.split(b"\n"):
@@ -80,7 +78,7 @@ def _of_metrics(body: bytes) -> Load:
         if line.startswith(_CACHE):
             sizes = dict(_SIZES.findall(line))
             cached += int(sizes.get(b"block_size", 0)) * int(sizes.get(b"num_gpu_blocks", 0))
-        elif (match := _SAMPLE.match(line)) and (value := _finite(match[2])) is not None:
+        elif (match := _SAMPLE.match(line)) and (value := jsonio.finite(match[2])) is not None:
             count = _METRICS.get(match[1], "")
             found[count] = found.get(count, 0.0) + value
     return Load(running=found.get("running"), waiting=found.get("waiting"), limits=ServerLimits(cache_tokens=cached or None))
@@ -142,16 +140,8 @@ def _document(body: bytes) -> Any:
 
 def _amount(document: Any, name: str) -> float | None:
     raw = document.get(name) if isinstance(document, dict) else None
-    value = _finite(raw) if type(raw) in (int, float) else None
+    value = jsonio.finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None
-
-
-def _finite(raw: Any) -> float | None:
-    try:
-        value = float(raw)
-    except (ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _sum(rows: list[Any], name: str) -> float | None:

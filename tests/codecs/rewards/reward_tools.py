@@ -8,9 +8,8 @@ from typing import Any
 from shared_tools import run
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.rewards.answers import ListAnswer
-from qreward.codecs.rewards.base import ListCodec, Operation
-from qreward.codecs.rewards.registry import codec_of
+from qreward.codecs.rewards.base import ListAnswer, ListCodec, Operation
+from qreward.codecs.rewards.kinds import codec_of
 from qreward.errors import InvalidResponse
 from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.policies import Endpoint, RewardModel

@@ -14,7 +14,7 @@ from shared_tools import serving
 
 from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
-from qreward.codecs.rewards import registry
+from qreward.codecs.rewards import kinds
 from qreward.codecs.rewards.server_info import Load, ServerLimits
 from qreward.settings.policies import SERVER_KINDS
 from qreward.transport.backend import HttpBackend
@@ -53,7 +53,7 @@ ACME = ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeAspects}}, p
 
 
 def forget() -> None:
-    registry._KINDS.pop("acme")
+    kinds._KINDS.pop("acme")
     SERVER_KINDS.remove("acme")
 
 
@@ -111,8 +111,8 @@ def test_a_reply_in_another_form_than_the_codec_expects_is_no_answer() -> None:
         ("pooling", [("q", "a")], [b"[]", b"{}", b'{"tables": {"good": [1]}}', b'{"tables": {"good": [1], "bad": ["x"]}}']),
     ]
     for route, items, bodies in replies:
-        codec = registry.codec_of("acme", registry.SCORE, RewardModel(route=route or None))  # type: ignore[arg-type]
-        call = WireRequest(codec, "rm", list(map(registry.SCORE.item, items)), {}, None)
+        codec = kinds.codec_of("acme", kinds.SCORE, RewardModel(route=route or None))  # type: ignore[arg-type]
+        call = WireRequest(codec, "rm", list(map(kinds.SCORE.item, items)), {}, None)
         for body in bodies:
             with pytest.raises((Malformed, EmbeddedError), match="another form than AcmeAspects expects" if route else None):
                 codec.decode(body, call)
@@ -155,9 +155,9 @@ def test_a_kind_that_is_registered_again_is_replaced() -> None:
     class Other(AcmeReward):
         path = "/other"
 
-    assert registry.codec_of("acme", registry.SCORE).path == "/reward"
+    assert kinds.codec_of("acme", kinds.SCORE).path == "/reward"
     register_kind(ServerKind("acme", {"score": Other}))
-    assert registry.codec_of("acme", registry.SCORE).path == "/other"
+    assert kinds.codec_of("acme", kinds.SCORE).path == "/other"
     assert SERVER_KINDS.count("acme") == 1
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from reward_tools import call, codec
 
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer
-from qreward.codecs.rewards.base import Operation
-from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
+from qreward.codecs.rewards.base import ItemAnswer, ListAnswer, Operation
+from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import InvalidResponse
 
 Case = tuple[str, Operation, dict[str, Any]]

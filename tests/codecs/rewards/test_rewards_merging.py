@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 from reward_tools import call, codec, written
 from shared_tools import each
 
-from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore, share
-from qreward.codecs.rewards.base import BAD_ITEM_STATUSES, MergeLimits, Operation, Pair, splits, tokens_in
-from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of
+from qreward.codecs.rewards.base import (
+    BAD_ITEM_STATUSES,
+    ItemAnswer,
+    ListAnswer,
+    MergeLimits,
+    Operation,
+    Pair,
+    RewardScore,
+    share,
+    splits,
+    tokens_in,
+)
+from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind

@@ -10,9 +10,8 @@ from reward_tools import answered, ask, call, codec, failed
 from shared_tools import each, run
 
 from qreward.codecs.base import EmbeddedError, Reply
-from qreward.codecs.rewards.answers import RewardScore
-from qreward.codecs.rewards.base import Operation, splits
-from qreward.codecs.rewards.registry import BUILT_IN, CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
+from qreward.codecs.rewards.base import Operation, RewardScore, splits
+from qreward.codecs.rewards.kinds import BUILT_IN, CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import AuthenticationFailed, BadRequest, ConfigError, InvalidResponse, RateLimited, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel
@@ -20,7 +19,7 @@ from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Scori
 from qreward.testing.openai_api import vector
 from qreward.testing.text import canonical, digest_of, echo_text, logits_of, probabilities_of, score_of, softmax
 from qreward.transport.backend import HttpBackend
-from qreward.transport.error_mapping import failure_from_body
+from qreward.transport.error_mapping import FailedReply
 from qreward.transport.redaction import Secrets
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
@@ -311,5 +310,5 @@ def test_an_error_with_status_200_is_an_error_and_its_zero_is_no_reward(kind: st
     asked = call(SCORE, ["a"] if kind != "nim" else [("q", "a")])
     with pytest.raises(EmbeddedError) as caught:
         codec(kind, asked).decode(json.dumps(document).encode(), asked)
-    failure = failure_from_body(caught.value, Reply(200, {}, b""), "gpu-0", "m", Secrets(), 0.0)
+    failure = FailedReply(Reply(200, {}, b""), "gpu-0", "m", Secrets()).by_body(caught.value)
     assert failure.kind is expected

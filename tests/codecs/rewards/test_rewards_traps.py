@@ -10,10 +10,9 @@ from reward_tools import answered, call, codec, decoded, failed, written
 from shared_tools import each
 
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.rewards.answers import ItemAnswer
-from qreward.codecs.rewards.kinds import attributes_of
+from qreward.codecs.rewards.base import ItemAnswer
+from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE, attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
-from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.results import Usage
 from qreward.settings.policies import RewardModel

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
-from qreward.codecs.decisions.base import DecisionReply, Dialect
-from qreward.codecs.decisions.dialects import CHATS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
+from qreward.codecs.decisions import CHATS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, DecisionReply, Dialect
 from qreward.decisions import MIN_LABEL_MASS, DecisionAnswer, Question, YesNo
 from qreward.errors import InvalidResponse
 

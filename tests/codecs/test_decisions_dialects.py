@@ -10,23 +10,27 @@ import pytest
 from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, answer, body_of, call, in_groups
 
 from qreward.codecs.base import EmbeddedError, WireRequest
-from qreward.codecs.decisions.base import DecisionInput, Dialect, as_text, unique_names
-from qreward.codecs.decisions.dialects import (
+from qreward.codecs.decisions import (
     CHATS,
     CHATS_WITHOUT_THINKING,
     DIALECTS,
     LIKE_VLLM,
     OPENAI,
     ORDER,
-    OTHERS,
+    PROBE,
     SGLANG,
     SYSTEMONE,
     SYSTEMONE_OF_SGLANG,
+    TAKE_ALL,
     VLLM,
+    Decide,
+    DecisionInput,
+    Dialect,
     GenerativeScoringDialect,
     OpenAIDialect,
+    as_text,
+    unique_names,
 )
-from qreward.codecs.decisions.operation import PROBE, Decide
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.policies import Endpoint
@@ -294,7 +298,7 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
         ("sglang", [(SYSTEMONE_OF_SGLANG, 405)], "sglang", "sglang"),
     ]
     for kind, refusals, if_known, if_not in cases:
-        tried = [(dialect, BadRequest("no", status_code=status)) for dialect, status in refusals]
+        tried: dict[Dialect, Exception] = {dialect: BadRequest("no", status_code=status) for dialect, status in refusals}
         for known, wanted in ((True, if_known), (False, if_not)):
             decide, endpoint = Decide(), Endpoint("http://a", kind=kind)
             if known:
@@ -307,22 +311,22 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
                 assert decide.known(endpoint, "m") == (found if known else None), "the path of a server that was replaced is gone"
     decide, endpoint = Decide(), Endpoint("http://a")
     decide.remember(endpoint, "m", SYSTEMONE)
-    assert decide.next_dialect(endpoint, "m", [(OPENAI, BadRequest("no", status_code=400))]) is SYSTEMONE, "it became known meanwhile"
+    assert decide.next_dialect(endpoint, "m", {OPENAI: BadRequest("no", status_code=400)}) is SYSTEMONE, "it became known meanwhile"
 
 
 def test_a_server_that_refuses_twenty_log_probabilities_is_asked_for_fewer_until_none_are_left() -> None:
     for named in (None, "chat"):
         decide, endpoint = Decide(), Endpoint("http://a", kind="vllm", decisions=named)  # type: ignore[arg-type]
-        tops, tried = list[int](), list[tuple[Dialect, Exception]]()
+        tops, tried = list[int](), dict[Dialect, Exception]()
         dialect: Dialect | None = CHATS_WITHOUT_THINKING[0]
         while dialect is not None:
             tops.append(body_of(dialect, [RIGHT]).get("top_logprobs", 0))
-            tried.append((dialect, TOO_MANY if dialect.name == "chat" else BadRequest("no", status_code=404)))
+            tried[dialect] = TOO_MANY if dialect.name == "chat" else BadRequest("no", status_code=404)
             dialect = decide.next_dialect(endpoint, "m", tried)
         assert [top for top in tops if top > 0] == [20, 10, 5]
-        assert "vLLM: --max-logprobs 20" in decide.advice(endpoint, "m", tried[0][0], TOO_MANY)
-        decide.answered(endpoint, "m", CHATS_WITHOUT_THINKING[0])
-        assert decide.next_dialect(endpoint, "m", [(CHATS_WITHOUT_THINKING[0], TOO_MANY)]) is None, "it has answered for twenty"
+        assert "vLLM: --max-logprobs 20" in decide.advice(endpoint, "m", next(iter(tried)), TOO_MANY)
+        decide.answered(endpoint, "m", CHATS_WITHOUT_THINKING[0], {})
+        assert decide.next_dialect(endpoint, "m", {CHATS_WITHOUT_THINKING[0]: TOO_MANY}) is None, "it has answered for twenty"
 
 
 def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:
@@ -340,6 +344,6 @@ def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_righ
 
 def test_every_dialect_is_listed_by_its_name_and_the_probe_is_valid() -> None:
     assert set(DIALECTS) == {"openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"}
-    names = [*DIALECTS, *OTHERS, *(each for row in ORDER.values() for each in row)]
+    names = [*DIALECTS, *TAKE_ALL, *(each for row in ORDER.values() for each in row)]
     assert all(each.name == name for name in names for each in DIALECTS[name](Endpoint("http://a")))
     assert OPENAI.validate(PROBE) == PROBE

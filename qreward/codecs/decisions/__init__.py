@@ -1,1 +1,0 @@
-"""Codecs of decisions: typed questions about one input, and a probability for every option."""

@@ -80,7 +80,8 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
 
 def begun(lines: dict[int, tuple[int, float]]) -> bytes:
     """The event of a batch of these lines."""
-    return msgspec.json.encode(HeldBatch("p", "/v1/chat/completions", MODEL, "t:0", lines))
+    costs = {key: Spent(*cost) for key, cost in lines.items()}
+    return msgspec.json.encode(HeldBatch("p", "/v1/chat/completions", MODEL, "t:0", costs))
 
 
 def test_a_batch_is_held_from_its_record_to_its_end() -> None:

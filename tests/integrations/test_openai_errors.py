@@ -204,7 +204,10 @@ class Paced:
     def __init__(self, *pauses: float) -> None:
         self._pauses = list(pauses)
 
-    async def _take(self) -> ChatChunk | None:
+    def _open(self) -> Paced:
+        return self
+
+    async def take(self) -> ChatChunk | None:
         if not self._pauses:
             return None
         await asyncio.sleep(self._pauses.pop(0))

@@ -172,6 +172,31 @@ async def test_an_input_that_raises_is_told_after_what_was_read_is_done() -> Non
         assert caught.value.results.texts() == expected(50)
 
 
+async def test_an_async_input_that_cannot_be_closed_is_told_after_what_was_read_is_done() -> None:
+    class Unclosable:
+        """Two chats, and an ``aclose`` that raises when it is called."""
+
+        def __init__(self) -> None:
+            self._left = chats(2)
+
+        def __aiter__(self) -> Unclosable:
+            return self
+
+        async def __anext__(self) -> Any:
+            if not self._left:
+                raise StopAsyncIteration
+            return self._left.pop(0)
+
+        def aclose(self) -> Any:
+            raise OSError("the file is gone")
+
+    async with client_of(FakeWire(random_seconds), {"a": 3}) as client:
+        with pytest.raises(BatchInterrupted) as raised:
+            await asyncio.wait_for(client.batch_chat_completion(Unclosable(), MODEL), 60)
+        assert isinstance(raised.value.__cause__, OSError)
+        assert len(raised.value.results) == 2
+
+
 async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back() -> None:
     told: list[int] = []
 

@@ -134,25 +134,8 @@ class AffineQueue(Generic[T]):
     """Keeps waiting tasks of one pool in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
-        "_ahead",
-        "_before",
-        "_current",
-        "_entries",
-        "_grouped",
-        "_groups",
-        "_head",
-        "_held",
-        "_kept",
-        "_left",
-        "_line",
-        "_of_others",
-        "_root",
-        "_seen",
-        "_sweep_at",
-        "_to_check",
-        "_ungrouped",
-        "append",
-        "extend",
+        "_ahead", "_before", "_current", "_entries", "_grouped", "_groups", "_head", "_held", "_kept", "_left", "_line", "_of_others",
+        "_root", "_seen", "_sweep_at", "_to_check", "_ungrouped", "append", "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:

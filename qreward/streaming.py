@@ -213,7 +213,7 @@ class BatchStream(StreamHandle[BatchStreamWaiter]):
 
     def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
         self._refuse_restarts("results()")
-        return StreamReader(self, lambda event: event if type(event[1]) is str else self._event(event) and None)
+        return StreamReader(self, self._text)
 
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
         """Iterate over the texts of all streams. At the end of each stream, its ``Result`` follows.
@@ -235,6 +235,10 @@ class BatchStream(StreamHandle[BatchStreamWaiter]):
                 pass
         batch: BatchResult[ChatCompletion] = await self._until(waiter.ends)
         return batch
+
+    def _text(self, event: tuple[int, Any]) -> tuple[int, str] | None:
+        self._event(event)
+        return event if type(event[1]) is str else None
 
     def _event(self, event: tuple[int, Any]) -> tuple[int, Any]:
         """Return the event. If the event is a failed result, call ``on_stream_error`` first."""

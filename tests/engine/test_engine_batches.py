@@ -194,6 +194,7 @@ async def test_an_async_input_that_cannot_be_closed_is_told_after_what_was_read_
         with pytest.raises(BatchInterrupted) as raised:
             await asyncio.wait_for(client.batch_chat_completion(Unclosable(), MODEL), 60)
         assert isinstance(raised.value.__cause__, OSError)
+        assert isinstance(raised.value.results, BatchResult)
         assert len(raised.value.results) == 2
 
 

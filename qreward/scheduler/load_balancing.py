@@ -83,9 +83,9 @@ class ExpectedFinish(Balancer):
         compared: Iterable[Source] = dict.fromkeys([*islice(free, COMPARED), *warm]) if many else free
         found, best = None, inf
         scores: list[tuple[float, int, Source]] = []
+        may_test = not avoided and (task is None or task.sent_at is None)  # neither a copy nor a retry is a test
         for source in compared:
-            tested = source.health.half_open and not avoided  # a copy of a task is not a test
-            seconds = 0.0 if tested else source.answers_in(now, pool)
+            seconds = 0.0 if may_test and source.health.half_open else source.answers_in(now, pool)
             if source in warm:
                 seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
             if many:

@@ -91,7 +91,9 @@ class FailurePolicy:
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=error, final=True)
-        wait, last, best = self._decide(now, attempt, outcome, rule, charged=lost and was_back)
+        # a refused connection is not the fault of the task: if it was charged, four dead sources would fail a task beside healthy ones
+        charged = lost and was_back and (outcome.kind is not FailureKind.UNREACHABLE or self._retry.attempts == 1)
+        wait, last, best = self._decide(now, attempt, outcome, rule, charged=charged)
         return RetryDecision(lost, wait, last, not rule.retryable, best)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:

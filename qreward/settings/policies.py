@@ -193,7 +193,8 @@ class Retry(Policy):
     to another endpoint that is available. Any other retry waits with full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015).
 
     Args:
-        attempts: maximum number of failed attempts of one request, including the first.
+        attempts: maximum number of failed attempts of one request, including the first. A connection that cannot be opened does not count
+            while other endpoints of the route are in service, unless the maximum is 1.
         base: maximum number of seconds of the first wait, which doubles with each further attempt.
         cap: maximum number of seconds of any wait.
         max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. After that, one request is sent.

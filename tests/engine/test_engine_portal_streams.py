@@ -46,10 +46,12 @@ class Source:
             if self.fails is not None:
                 raise self.fails
         finally:
-            await asyncio.sleep(0)
-            self.tasks.add(asyncio.current_task())
-            INSIDE.reset(token)
-            self.closed.set()
+            try:
+                await asyncio.sleep(0)
+            finally:  # a reader may stop while the source is just being closed because it has ended
+                self.tasks.add(asyncio.current_task())
+                INSIDE.reset(token)
+                self.closed.set()
             if self.close_fails:
                 raise OSError("cannot be closed")
 

@@ -49,7 +49,7 @@ def test_when_one_of_two_attempts_fails_the_task_goes_on_with_the_other() -> Non
         assert live(task) is other
         assert task.copy is None
         assert not driver.is_cancelled(other)
-        assert task.tries == (kind not in {K.UNSUITABLE, K.OVERLOADED, K.QUOTA}), kind
+        assert task.tries == (kind not in {K.UNREACHABLE, K.UNSUITABLE, K.OVERLOADED, K.QUOTA}), kind
         driver.wait(0.5)
         assert len(driver.path(task)) == 2
         driver.ok(other)

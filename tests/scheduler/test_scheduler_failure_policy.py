@@ -167,8 +167,12 @@ def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says() -> None:
                 driver.fail(task.attempt, kind)
         case = (sources, attempts, kind)
         assert driver.outcome(task) is ERRORS[kind], case
-        assert len(driver.path(task)) == attempts, case
-        assert [record.outcome for record in task.trail or ()] == [kind.name.lower()] * attempts, case
+        sends = len(driver.path(task))
+        if kind is K.UNREACHABLE and attempts > 1:  # the first refused connection of each source but the last is not charged
+            assert attempts <= sends <= attempts + len(sources) - 1, case
+        else:
+            assert sends == attempts, case
+        assert [record.outcome for record in task.trail or ()] == [kind.name.lower()] * sends, case
         if len(sources) > 1 and kind is not K.UNREACHABLE:  # the other one is out of service then
             assert all(one != other for one, other in pairwise(driver.path(task))), f"twice in a row at the same source: {case}"
 

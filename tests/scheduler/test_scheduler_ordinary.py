@@ -150,6 +150,17 @@ def test_a_server_that_is_back_is_used_within_seconds_also_if_the_other_one_coul
     assert not wrong, "\n".join(wrong)
 
 
+def test_one_live_server_among_many_that_refuse_connections_answers_everything_as_fast_as_alone() -> None:
+    wrong = []
+    for dead in (1, 4, 10, 30):
+        for at_once in (1, 4, 24):
+            fleet = Fleet([Server(base=0.1), *(Server(base=0.1, dead=(0.0, 1e9)) for _ in range(dead))], 1)
+            seconds = fleet.calls([EQUAL] * 50 * at_once, at_once)
+            if fleet.lost or seconds > 1.1 * 5.0 or max(fleet.latencies) > 1.0:
+                wrong.append(f"{dead} dead, {at_once} at once: {seconds:.1f} s, lost {fleet.lost}, longest {max(fleet.latencies):.1f} s")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_known_limit_of_requests_a_minute_is_used_at_once() -> None:
     for servers, how, most in (
         ([Server(rpm=600, known=True)] * 2, "batch", 5.0),

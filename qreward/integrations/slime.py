@@ -7,6 +7,7 @@ so that the reward hardly changes the baseline.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ NOTE = "qreward"
 """Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
 MEMORY = 1024
 """Number of recent rewards whose mean replaces a missing reward if the same call has no other reward."""
+LOG_EVERY = 100
+"""Number of failures between two log messages."""
 MOST_LOST = 1000
 """Number of failures in a row after which the run ends, because no sample would be left to train on."""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
@@ -40,10 +43,11 @@ _ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
-    effect="; the sample is removed from the loss",
+    logs=False,
     no_groups="where reward() has one sample; use --group-rm --custom-rm-path qreward.integrations.slime.group_reward",
 )
 _GROUPS = replace(_ADAPTER, no_groups="")
+_log = logging.getLogger("qreward.integrations.slime")
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
@@ -86,6 +90,9 @@ async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTE
     recent = _RECENT.setdefault(made, (Recent(), Recent()))[evaluating]
     for each, value in zip(scored, values, strict=True):
         recent.missing = 0 if each.ok else recent.missing + 1
+        recent.failed += not each.ok
+        if not each.ok and recent.failed % LOG_EVERY == 1:
+            _log.warning("%d rewards are missing so far; the last: %s", recent.failed, each.reason)
         if each.error is not None and value is None and recent.missing > MOST_LOST:
             raise each.error
     judged = [value for each, value in zip(scored, values, strict=True) if each.ok and value is not None]
@@ -121,10 +128,12 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
 
 @dataclass(eq=False)
 class Recent:
-    """The last rewards, and the number of failures in a row. Samples of training and of evaluations differ, so each has its own."""
+    """The last rewards, and the numbers of failures, in a row and of all. Samples of training and of evaluations differ, so each has its
+    own."""
 
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     missing: int = 0
+    failed: int = 0
 
 
 _RECENT: WeakKeyDictionary[Rewarder, tuple[Recent, Recent]] = WeakKeyDictionary()

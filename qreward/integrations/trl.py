@@ -37,6 +37,7 @@ _ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")},
     missing="none",
+    logs=False,
     no_groups="",
 )
 

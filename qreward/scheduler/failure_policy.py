@@ -91,9 +91,7 @@ class FailurePolicy:
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=error, final=True)
-        # a refused connection is not the fault of the task: if it was charged, four dead sources would fail a task beside healthy ones
-        charged = lost and was_back and (outcome.kind is not FailureKind.UNREACHABLE or self._retry.attempts == 1)
-        wait, last, best = self._decide(now, attempt, outcome, rule, charged=charged)
+        wait, last, best = self._decide(now, attempt, outcome, rule, ejected=lost and was_back)
         return RetryDecision(lost, wait, last, not rule.retryable, best)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
@@ -151,7 +149,7 @@ class FailurePolicy:
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
     def _decide(
-        self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, charged: bool
+        self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, ejected: bool
     ) -> tuple[float, QRewardError | None, Source | None]:
         task, source = attempt.task, attempt.source
         if not rule.retryable:
@@ -167,20 +165,21 @@ class FailurePolicy:
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
             source.latency.cut(now - attempt.sent_at)
-        if charged or self._is_charged(task, source, failure, rule):
+        if self._is_charged(task, source, failure, rule, ejected=ejected):
             task.tries += 1
         if task.tries >= self._retry.attempts:
             return 0.0, failure.error, None
         wait, best = self._wait(now, task, source)
         return wait, None, best
 
-    def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
-        """Return whether a failure counts as one of the task's attempts; at a source that is out of service only if it has had many."""
+    def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule, *, ejected: bool) -> bool:
+        """Return whether a failure counts as one of the task's attempts. At a source that is out of service, it counts if it has
+        ``ejected`` the source, or if the task has had many."""
         if not rule.hurts_health or source.health.in_service:
             return True
-        if failure.kind is FailureKind.UNREACHABLE:
-            return len(task.trail or ()) > MOST_TRAIL
-        return len(task.failures) > self._retry.attempts
+        if failure.kind is FailureKind.UNREACHABLE:  # if it counted, four dead sources would fail a task beside a healthy one
+            return (ejected and self._retry.attempts == 1) or len(task.trail or ()) > MOST_TRAIL
+        return ejected or len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source) -> tuple[float, Source | None]:
         # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up

@@ -68,7 +68,7 @@ class ExpectedFinish(Balancer):
     """Chooses the source whose answer is expected soonest (see ``estimate``).
 
     A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``. A source
-    whose circuit breaker is half-open comes first, because only a request can show that it is back.
+    whose circuit breaker is half-open comes first for a task that was not sent before, because only a request can show that it is back.
     """
 
     by_speed = True

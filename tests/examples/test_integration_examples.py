@@ -17,17 +17,16 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SLOW = ROOT / "tests" / "slow"
 PAGES = ("areal", "art", "ms_swift", "openenv", "openrlhf", "roll", "skyrl", "slime", "tinker_cookbook", "trl", "verifiers", "verl")
-LOGGED = ("is out of service", "no reward: ")
-"""What a line on standard error may say: a server of its own fails, and a sample has no reward."""
+MISSES_A_REWARD = re.compile("1 rewards are missing so far; the last: ")
+"""What slime's function logs of the first failure; nobody has set up logging."""
 
 
 def said_by(script: Path) -> tuple[str, str]:
-    """What a script printed, and what it said on standard error beside ``LOGGED``."""
+    """What a script printed, and what it said on standard error beside the servers of its own that fail."""
     command = [sys.executable, "-W", "error", script.name]
     done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines(keepends=True)
-    return done.stdout, "".join(line for line in lines if not any(each in line for each in LOGGED))
+    return done.stdout, "".join(line for line in done.stderr.splitlines(keepends=True) if "is out of service" not in line)
 
 
 def test_the_example_of_ray_runs_without_ray_and_says_so(tmp_path: Path) -> None:
@@ -47,11 +46,11 @@ def test_the_example_of_ray_runs_without_ray_and_says_so(tmp_path: Path) -> None
     assert errors == ""
 
 
-@pytest.mark.parametrize("folder", ["roll_example", "slime_example"])
-def test_the_script_of_an_example_prints_what_its_readme_says(folder: str) -> None:
+@pytest.mark.parametrize(("folder", "logged"), [("roll_example", ""), ("slime_example", MISSES_A_REWARD)])
+def test_the_script_of_an_example_prints_what_its_readme_says(folder: str, logged: str | re.Pattern[str]) -> None:
     printed, errors = said_by(EXAMPLES / folder / "try_it.py")
     assert f"```text\n{printed}```" in (EXAMPLES / folder / "README.md").read_text(encoding="utf-8")
-    assert errors == ""
+    assert errors == logged if isinstance(logged, str) else logged.match(errors) and errors.count("\n") == 1, errors
 
 
 def test_the_example_for_trl_scores_and_leaves_out_what_could_not_be_scored() -> None:

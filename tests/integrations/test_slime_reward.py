@@ -161,10 +161,11 @@ async def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world:
     await one(Sample(response="what?"))
 
 
-async def test_a_failure_is_logged_with_what_becomes_of_its_sample(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    await one(Sample(response="what?"))
+async def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(101):
+        await one(Sample(response="what?"))
     assert [record.getMessage() for record in caplog.records] == [
-        "no reward: RequestTimeout: no answer in time (on_failure: default); the sample is removed from the loss"
+        f"{count} rewards are missing so far; the last: RequestTimeout: no answer in time" for count in (1, 101)
     ]
 
 

@@ -175,7 +175,7 @@ class Drops:
             raise RewardUnavailable(f"{self.in_a_row} {self._what} in a row were dropped, because rewards are missing. The last: {reason}")
 
 
-_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="")
+_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="", logs=False)
 
 
 def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source = None, **fields: Any) -> float:

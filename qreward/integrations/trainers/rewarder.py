@@ -190,6 +190,7 @@ class Adapter:
         no_groups: why the responses to one prompt cannot be ranked, and what to use instead; ``""`` if each call of :meth:`score` has all
             responses to its prompts.
         effect: what the trainer does with an item whose reward is None. It is the end of a log message.
+        logs: a missing reward is logged. False for a trainer whose metrics count missing rewards.
     """
 
     trainer: str
@@ -199,6 +200,7 @@ class Adapter:
     none_unsupported: str = ""
     no_groups: str = "which does not pass the responses to one prompt together; leave it out"
     effect: str = ""
+    logs: bool = True
 
     def checked(self, config: RewardConfig) -> RewardConfig:
         """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
@@ -280,12 +282,13 @@ class Adapter:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.score(made, list(rows), step=step), portal().loop))
 
     def reward(self, scored: Scored, config: RewardConfig) -> float | None:
-        """Return the reward. A missing reward is logged, and replaced or raised as the settings say."""
+        """Return the reward. A missing reward is logged if the adapter ``logs``, and replaced or raised as the settings say."""
         if scored.verdict is not None:
             return float(scored.verdict.score)
         chosen: Any = self.missing if config.on_failure == "default" else config.on_failure
-        effect = self.effect if chosen == "none" else ""
-        logging.getLogger(f"qreward.{self.trainer}").warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
+        if self.logs:
+            log, effect = logging.getLogger(f"qreward.{self.trainer}"), self.effect if chosen == "none" else ""
+            log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
         if chosen == "raise" and scored.error is not None:
             raise scored.error
         return None if chosen == "none" else float(chosen)

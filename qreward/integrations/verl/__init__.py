@@ -36,6 +36,7 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
     missing="raise",
+    logs=False,
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
     no_groups="whose compute_score has one sample; use verl's manager batch with the function compute_scores",
 )

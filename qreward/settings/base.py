@@ -185,11 +185,6 @@ def expand_variables(value: object) -> object:
     return expanded
 
 
-def variables_in(text: str) -> list[str]:
-    """Return the names of the environment variables that a text refers to."""
-    return list(dict.fromkeys(match[1] for match in _VARIABLE.finditer(text)))
-
-
 def expand_once(value: object, info: ValidationInfo) -> object:
     """Return the value with its variables expanded, unless it comes from a file; see ``Policy.from_content``."""
     return value if info.context == _EXPANDED and isinstance(value, str) else expand_variables(value)

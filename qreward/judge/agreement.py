@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from itertools import combinations, pairwise
@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse, RequestError
 from qreward.judge.aggregation import side_of
-from qreward.judge.calibration import Calibration, Method, ScoreRange, check_installed, check_labels, range_to_calibrate
+from qreward.judge.calibration import Calibration, Method, ScoreRange, check_labels, fitting, range_to_calibrate
 from qreward.judge.judge import Judge
 from qreward.judge.types import Comparison, Scorer
 from qreward.judge.verdict_parser import bounds
 from qreward.options import JudgeBatchOptions
+from qreward.render import text_table
 from qreward.results import BatchResult
 from qreward.settings.base import repeated, shown
 
@@ -34,15 +35,12 @@ Items = str | Path | Iterable[Mapping[str, Any]]
 """The path of a JSONL file, or mappings of fields."""
 
 
-class PlacedItem(NamedTuple):
-    """Holds an item, and the place of the item in the input for error messages, such as ``gold.jsonl, line 3`` or ``items[2]``."""
+def read_items(source: Items, name: str = "items") -> list[tuple[str, Mapping[str, Any]]]:
+    """Read items from a JSONL file or from mappings. Empty lines of a file are skipped.
 
-    place: str
-    fields: Mapping[str, Any]
-
-
-def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
-    """Read items from a JSONL file or from mappings. Empty lines of a file are skipped. ``name`` names the argument in error messages."""
+    Returns the items, each with its place for error messages, such as ``gold.jsonl, line 3`` or ``items[2]``. ``name`` names the argument.
+    """
+    found: list[tuple[str, Any]]
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         try:
@@ -51,12 +49,11 @@ def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError:
             raise ConfigError(f"{path}: is not UTF-8 text") from None
-        numbered = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-        found = [PlacedItem(place, _parsed(line, place)) for place, line in numbered]
+        found = [(place := f"{path}, line {number}", _parsed(line, place)) for number, line in enumerate(lines, 1) if line.strip()]
     elif isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise ConfigError(f"{name} must be the path of a JSONL file or a list of mappings, not a {type(source).__name__}")
     else:
-        found = [PlacedItem(f"{name}[{place}]", item) for place, item in enumerate(source)]
+        found = [(f"{name}[{place}]", item) for place, item in enumerate(source)]
     for place, item in found:
         if not isinstance(item, Mapping):
             kind = "null" if item is None else f"a {type(item).__name__}"
@@ -146,7 +143,7 @@ async def calibrate(
     to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
     items, labels = labelled(gold, scale)
     check_labels(labels)
-    check_installed()  # before anything is sent
+    fitting()  # before anything is sent
     batch = await judge.batch_score(items, **options)
     errors = list(batch.errors.values())
     if len(errors) > MOST_FAILED * len(batch):
@@ -228,27 +225,24 @@ class AgreementReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows: list[Sequence[object]] = [
-            ("judge", "items", "unreadable", "failed", "mean", "length bias", "order changes", "first place"),
-            *((j.name, j.items, j.unreadable, j.failed, j.mean, j.length_bias, j.order_changes, j.first_place) for j in self.judges),
-        ]
-        lines = [*_table(rows)]
+        lines = _table("judge", self.judges)
         if self.pairs:
-            heads: Sequence[object] = ("judges", "alpha", "correlation", "difference", "same preference")
-            pairs = [(f"{p.first} and {p.second}", p.alpha, p.correlation, p.difference, p.same_preference) for p in self.pairs]
             alphas = f"{_cell(self.alpha)} of scores, {_cell(self.preference_alpha)} of preferences"
-            lines += ["", *_table([heads, *pairs]), "", f"Krippendorff's alpha of all judges: {alphas}"]
+            lines += ["", *_table("judges", self.pairs), "", f"Krippendorff's alpha of all judges: {alphas}"]
         return "\n".join(lines)
 
 
-def _table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for first, *others in cells:
-        yield "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))])
+def _table(head: str, reports: Sequence[JudgeReport | JudgePairReport]) -> list[str]:
+    """Return a table with the name of each report below ``head``, and a column for each of its measures."""
+    rows = []
+    for report in reports:
+        measures = asdict(report)
+        names = [measures.pop(name) for name in ("name", "first", "second") if name in measures]
+        rows.append({head: " and ".join(names)} | {name.replace("_", " "): _cell(value) for name, value in measures.items()})
+    return text_table(rows, {head})
 
 
-def _cell(value: object) -> str:
+def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

@@ -8,12 +8,9 @@ import os
 from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import pairwise
-from math import exp, isfinite, log, pi, sqrt
+from math import exp, isfinite, log
 from operator import itemgetter
 from pathlib import Path
-from random import Random
-from statistics import fmean, pstdev
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
 
 from pydantic import Field, model_validator
@@ -33,17 +30,6 @@ docs/how-to/calibration.md."""
 LEAST_OF_EACH = 10
 """Minimum number of labels that say yes, and of labels that say no. The usual rule is ten labels for each fitted number (Peduzzi et al.
 1996)."""
-
-FOLDS = 10
-"""Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
-MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
-"""Number of standard errors by which the log loss of a method must be below the log loss of the best simpler method. Otherwise the simpler
-method is chosen."""
-MOST_BINS = 15
-"""Maximum number of bins of the calibration error, as in Guo et al. 2017."""
-LABELS_PER_BIN = 30
-"""Number of labels for each bin. With fewer labels, the share of yes in a bin would mostly depend on chance."""
-
 MOST_WEIGHTS = 100
 """Maximum number of fingerprints of weights that are recorded. A fleet has only a few fingerprints, but the fingerprint of an API may
 change often."""
@@ -144,22 +130,6 @@ class CalibrationQuality(Policy):
     accuracy: _Share | None = None
     """None if all labels are 0.5."""
 
-    @classmethod
-    def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:
-        errors = [probability - label for probability, label in zip(probabilities, labels, strict=True)]
-        sides = [
-            0.5 if probability == 0.5 else float((probability > 0.5) == (label > 0.5))
-            for probability, label in zip(probabilities, labels, strict=True)
-            if label != 0.5
-        ]
-        return cls(
-            ece=ece(probabilities, labels),
-            ece_by_chance=ece_by_chance(probabilities, labels),
-            brier=fmean(error**2 for error in errors),
-            log_loss=fmean(log_losses(probabilities, labels)),
-            accuracy=fmean(sides) if sides else None,
-        )
-
     def __str__(self) -> str:
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.3f}"
         return f"ECE {self.ece:.3f} (by chance {self.ece_by_chance:.3f}), Brier {self.brier:.3f}, accuracy {accuracy}"
@@ -243,7 +213,7 @@ class Calibration(Policy):
         Raises:
             ConfigError: there are too few labels, almost all labels are equal, or the labels do not rise with the scores.
         """
-        check_installed()
+        fits = fitting()
         scores, numbers = _in_unit("scores", scores), _in_unit("labels", labels)
         check_labels(numbers)
         if len(scores) != len(numbers):
@@ -252,21 +222,14 @@ class Calibration(Policy):
             raise ConfigError(f"method must be 'auto', {', '.join(map(repr, METHODS))}, not {method!r}")
         if min(scores) == max(scores):
             raise ConfigError(f"the judge gave the score {scores[0]:g} to all {len(scores)} items, which says nothing about their labels")
-        chosen = choose(scores, numbers) if method == "auto" else method
-        curve = fit(chosen, scores, numbers)
+        chosen = fits.choose(scores, numbers) if method == "auto" else method
+        curve = fits.fit(chosen, scores, numbers)
         if not curve.rises:
             raise ConfigError(
                 "the judge's scores do not rise with the labels, so no calibration can help; check that labels are not the wrong way round"
             )
-        return cls(
-            method=chosen,
-            **curve._asdict(),
-            labels=len(numbers),
-            failed=failed,
-            before=CalibrationQuality.of(scores, numbers),
-            after=CalibrationQuality.of(held_out(chosen, scores, numbers), numbers),
-            judge=judge,
-        )
+        before, after = (fits.quality_of(each, numbers) for each in (scores, fits.held_out(chosen, scores, numbers)))
+        return cls(method=chosen, **curve._asdict(), labels=len(numbers), failed=failed, before=before, after=after, judge=judge)
 
     def changed(self, judge: Identified) -> tuple[str, ...]:
         """Return what has changed since the calibration was made: names of settings, ``model``, ``weights``. Empty if nothing has changed.
@@ -397,88 +360,10 @@ class Calibrator:
             )
 
 
-def check_installed() -> None:
+def fitting() -> Any:
+    """Return the module that fits calibrations. Raises ``ConfigError`` if the extra is not installed."""
     try:
-        import scipy.optimize  # noqa: F401, PLC0415 - needs the extra qreward[calibration]
+        from qreward.judge import calibration_fit  # noqa: PLC0415 - needs the extra qreward[calibration]
     except ModuleNotFoundError as error:
         raise ConfigError(f"a calibration is fitted with {error.name}; install it: pip install 'qreward[calibration]'") from None
-
-
-def fit(method: Method, scores: Sequence[float], labels: Sequence[float]) -> Curve:
-    """Return the curve of a method that fits the labels best."""
-    import numpy as np  # noqa: PLC0415 - as scipy, needs the extra qreward[calibration]
-    from scipy.optimize import isotonic_regression, minimize  # noqa: PLC0415
-    from scipy.special import expit  # noqa: PLC0415
-
-    yes = sum(labels)
-    high, low = (yes + 1) / (yes + 2), 1 / (len(labels) - yes + 2)
-    targets = low + (high - low) * np.asarray(labels, float)
-    if method == "isotonic":
-        levels, place, counts = np.unique(np.asarray(scores, float), return_inverse=True, return_counts=True)
-        means = np.bincount(place, targets) / counts
-        found = isotonic_regression(means, weights=counts)
-        ends = [end for begin, after in pairwise(found.blocks.tolist()) for end in dict.fromkeys((begin, after - 1))]
-        return Curve(points=tuple((float(levels[end]), min(1.0, float(found.x[end]))) for end in ends))
-    logits = np.array([[logit(score), 1.0] for score in scores])[:, : 2 if method == "platt" else 1]
-
-    def loss(weights: Any) -> tuple[float, Any]:
-        at = logits @ weights
-        return float(np.mean(np.logaddexp(0, at) - targets * at)), logits.T @ (expit(at) - targets) / len(targets)
-
-    slope, *intercept = minimize(loss, [1.0, 0.0][: logits.shape[1]], jac=True, options={"gtol": 1e-9}).x.tolist()
-    return Curve(slope, *intercept)
-
-
-def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the probability of each item by cross-validation: the curve for an item is fitted without the part to which the item
-    belongs."""
-    order = list(range(len(scores)))
-    Random(0).shuffle(order)  # noqa: S311 - the same parts in every run, no secret
-    order.sort(key=labels.__getitem__)
-    found = [0.0] * len(scores)
-    for fold in range(FOLDS):
-        rest = [item for place, item in enumerate(order) if place % FOLDS != fold]
-        curve = fit(method, [scores[item] for item in rest], [labels[item] for item in rest])
-        for item in order[fold::FOLDS]:
-            found[item] = curve(scores[item])
-    return found
-
-
-def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
-    """Return the method with the lowest log loss in cross-validation. A more flexible method must be better by its ``MARGIN``."""
-    best, losses = METHODS[0], log_losses(held_out(METHODS[0], scores, labels), labels)
-    for method in METHODS[1:]:
-        others = log_losses(held_out(method, scores, labels), labels)
-        gains = [one - other for one, other in zip(losses, others, strict=True)]
-        if fmean(gains) > MARGIN[method] * pstdev(gains) / sqrt(len(gains)):
-            best, losses = method, others
-    return best
-
-
-def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[float]:
-    inside = [min(max(probability, EDGE), 1 - EDGE) for probability in probabilities]
-    return [-label * log(inner) - (1 - label) * log(1 - inner) for inner, label in zip(inside, labels, strict=True)]
-
-
-def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int | None = None) -> list[list[tuple[float, float]]]:
-    """Return pairs of probability and label in bins of about equal size, by rising probability. Equal probabilities are in one bin."""
-    pairs = sorted(zip(probabilities, labels, strict=True))
-    count = most or max(1, min(MOST_BINS, len(pairs) // LABELS_PER_BIN))
-    ends = [round(len(pairs) * place / count) for place in range(count + 1)]
-    for place in range(1, count):
-        while ends[place - 1] < ends[place] < len(pairs) and pairs[ends[place]][0] == pairs[ends[place] - 1][0]:
-            ends[place] += 1
-        ends[place] = max(ends[place], ends[place - 1])
-    return [pairs[begin:end] for begin, end in pairwise(ends) if begin < end]
-
-
-def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected calibration error: the mean distance between the mean probability and the mean label of the items of a bin,
-    weighted by the number of items in each bin."""
-    gaps = (abs(sum(probability - label for probability, label in pairs)) for pairs in bins_of(probabilities, labels, bins))
-    return round(sum(gaps) / len(labels), 12)
-
-
-def ece_by_chance(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    variances = (sum(probability * (1 - probability) for probability, _ in pairs) for pairs in bins_of(probabilities, labels, bins))
-    return sum(sqrt(2 / pi * variance) for variance in variances) / len(labels)
+    return calibration_fit

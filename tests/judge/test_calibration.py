@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from math import inf, nan
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from scale import seeds
 
 from qreward.errors import ConfigError
-from qreward.judge.calibration import METHODS, Calibration, CalibrationQuality, JudgeIdentity, digest, ece, sigmoid
+from qreward.judge.calibration import METHODS, Calibration, JudgeIdentity, digest, sigmoid
+from qreward.judge.calibration_fit import ece, quality_of
 
 IDENTITY = JudgeIdentity(models=("judge-7b",), settings={"prompt": "aa", "temperature": "bb"}, weights=("step-1", "step-2"))
 
@@ -60,6 +62,16 @@ def test_what_cannot_be_calibrated_is_an_error_that_says_why() -> None:
     assert "method must be 'auto', 'temperature', 'platt', 'isotonic', not 'beta'" in refusal(lambda: fitted(method="beta"))
 
 
+def test_without_the_extra_the_error_names_it_and_a_calibration_is_applied_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    calibration = fitted()
+    wanted = calibration.apply(0.3)
+    monkeypatch.delattr("qreward.judge.calibration_fit")
+    monkeypatch.delitem(sys.modules, "qreward.judge.calibration_fit")
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert refusal(fitted) == "a calibration is fitted with scipy.optimize; install it: pip install 'qreward[calibration]'"
+    assert Calibration(**calibration.model_dump()).apply(0.3) == wanted
+
+
 def test_it_never_falls_and_takes_every_number_but_nan() -> None:
     for method in METHODS:
         calibration = fitted(method=method)
@@ -75,11 +87,11 @@ def test_it_says_how_good_the_scores_were_and_are_now_on_items_it_was_not_fitted
     scores, labels = drawn(7, 400)
     calibration = Calibration.fit(scores, labels, failed=3)
     assert (calibration.labels, calibration.failed) == (400, 3)
-    assert calibration.before == CalibrationQuality.of(scores, labels)
+    assert calibration.before == quality_of(scores, labels)
     assert calibration.after.log_loss < 0.7 * calibration.before.log_loss
     assert calibration.after.brier < calibration.before.brier
     assert calibration.after.ece < calibration.before.ece
-    in_sample = CalibrationQuality.of([calibration.apply(score) for score in scores], labels)
+    in_sample = quality_of([calibration.apply(score) for score in scores], labels)
     assert calibration.after.log_loss > in_sample.log_loss
     first, before, after = str(calibration).splitlines()
     assert first == f"{calibration.method}, 400 labels, 3 left out"

@@ -34,6 +34,7 @@ from qreward.integrations.trainers.settings import (
     reward_config_of,
 )
 from qreward.integrations.trainers.settings import check as check_reward_config
+from qreward.render import text_table
 from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import Routes, is_glob, matches
@@ -161,35 +162,30 @@ async def check_all(config: ClientConfig, seconds: float, *, calls: bool, asked:
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:
-    rows = [_HEAD, *map(_row, checked)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    rows = [_row(each) for each in checked]
     findings = [
         f"{each['name']}: {text}" for each in checked for text in (*each["problems"], *(f"(note) {note}" for note in each["notes"]))
     ]
     wrong = sum(bool(each["problems"]) for each in checked)
     verdict = "all is well" if not wrong else f"{wrong} of {len(checked)} cannot serve as configured"
-    return "\n".join([*lines, "", *findings, *([""] if findings else []), verdict])
+    return "\n".join([*text_table(rows, rows[0]), "", *findings, *([""] if findings else []), verdict])
 
 
-_HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "server limits", "queue", "key")
-
-
-def _row(each: dict[str, Any]) -> tuple[str, ...]:
+def _row(each: dict[str, Any]) -> dict[str, str]:
     models, latency = each["models"], each["latency"]
     more = f" +{len(models) - MODELS_SHOWN}" if len(models) > MODELS_SHOWN else ""
     queue = [f"{each[name]:g} {name}" for name in ("running", "waiting") if each[name] is not None]
-    return (
-        each["name"],
-        each["url"],
-        each["kind"] + (f" (seems {each['seems']})" if each["seems"] else ""),
-        each["state"],
-        "-" if latency is None else f"{latency * 1000:.0f} ms",
-        ", ".join(models[:MODELS_SHOWN]) + more or "-",
-        " ".join(f"{name}={value}" for name, value in each["limits"].items()) or "-",
-        ", ".join(queue) or "-",
-        each["auth"],
-    )
+    return {
+        "endpoint": each["name"],
+        "url": each["url"],
+        "kind": each["kind"] + (f" (seems {each['seems']})" if each["seems"] else ""),
+        "state": each["state"],
+        "latency": "-" if latency is None else f"{latency * 1000:.0f} ms",
+        "models": ", ".join(models[:MODELS_SHOWN]) + more or "-",
+        "server limits": " ".join(f"{name}={value}" for name, value in each["limits"].items()) or "-",
+        "queue": ", ".join(queue) or "-",
+        "key": each["auth"],
+    }
 
 
 # one endpoint

@@ -32,10 +32,11 @@ from qreward.judge.codec import (
 )
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
+from qreward.judge.parsing.forms import JSON
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, DecidedCriteria, Rubric
 from qreward.judge.types import CriterionResult, CriterionResults, Vote
-from qreward.judge.verdict_parser import JSON, ScoreFunctionError, VerdictParser
+from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
 
 SENT_BACK = 4000

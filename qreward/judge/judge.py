@@ -21,13 +21,14 @@ from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
 from qreward.judge.loop import Calling, Flights, ItemBatch
 from qreward.judge.parsing import ScoreVerdict
+from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
 from qreward.judge.requests import Builders, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
-from qreward.judge.verdict_parser import Answer, VerdictParser, forms_of, verdict_named
+from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of

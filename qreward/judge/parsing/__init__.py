@@ -9,10 +9,11 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from qreward.judge.parsing.forms import Form, FormReader, form_of
+from qreward.judge.parsing.forms import JSON, Form, form_of
 from qreward.judge.parsing.quotes import NotAnObject, Unreadable, object_at, without_reasoning
+from qreward.judge.parsing.reader import TextReader
 from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
-from qreward.judge.parsing.text import TextReader, sentences
+from qreward.judge.parsing.text import sentences
 
 __all__ = ["Form", "PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "form_of", "instruction", "read", "schema_of"]
 
@@ -28,48 +29,37 @@ _WRAPPED = re.compile(
 _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 
 
-def read(
-    text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, form: Form | None = None
-) -> M:
+def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, form: Form = JSON) -> M:
     """Return the verdict that a judge's answer states, as an instance of ``model``. Raises ``Unreadable`` unless it is one clear
     verdict."""
-    shape: VerdictSchema[M]
-    shape, reader, declared = _prepared(model, scale, form)
+    schema: VerdictSchema[M]
+    schema, reader = _prepared(model, scale, form)
     if not text.strip():
         raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
-    if form and form.reads:
-        return shape.of_value(form.reads(without_reasoning(text)[1]))
+    if form.reads:
+        return schema.of_value(form.reads(without_reasoning(text)[1]))
     whole = _whole_object(text)
     if whole is not None:
-        return shape.of_members(whole)
+        return schema.of_members(whole)
     before, answer = without_reasoning(text)
     inside = _inside(answer)
     answer = inside if inside and not _OTHER_MARKS.search(inside) else answer
     members = _whole_object(answer)
     if members is not None:
-        value = shape.value_of(members)
+        value = schema.value_of(members)
     elif len(answer) > LONGEST:
         raise Unreadable("The answer is too long.")
     else:
-        value = None if declared is None else declared.read(answer, shape.value_of)
-        if value is None and form and form.is_strict:
-            raise Unreadable("The answer does not have the form that was asked for.")
-        if value is None:
-            value, members = reader.read(answer, shape.value_of)
+        value, members = reader.read(answer)
     if before.strip() and _may_be_a_verdict(before, value, reader):
         raise Unreadable("There may be another verdict before a closing reasoning tag that has no opening one.")
-    return shape.of_members({shape.key: value} if members is None else members)
+    return schema.of_members({schema.key: value} if members is None else members)
 
 
 @lru_cache(maxsize=64)
-def _prepared(
-    model: type[Any], scale: tuple[float, float] | None, form: Form | None
-) -> tuple[VerdictSchema[Any], TextReader, FormReader | None]:
-    shape = VerdictSchema.of(model, scale)
-    reader = TextReader(
-        shape.name, shape.scale, dict(form.values) if form and form.values else None if shape.kind.number else shape.kind.options
-    )
-    return shape, reader, FormReader(form, reader) if form else None
+def _prepared(model: type[Any], scale: tuple[float, float] | None, form: Form) -> tuple[VerdictSchema[Any], TextReader]:
+    schema = VerdictSchema(model, scale)
+    return schema, TextReader(schema, form)
 
 
 def _inside(text: str) -> str:

@@ -1,13 +1,18 @@
-"""The form in which a judge was asked to end its answer, such as ``[[5]]``: how its occurrences in an answer are found."""
+"""The form in which a judge ends its answer, such as ``[[5]]``: as it is declared, or as a prompt shows it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
-from qreward.judge.parsing.quotes import VALUE, Unreadable, ValueOf, own_words
-from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, WIDE, Sentence, TextReader, number_of, sentences
+from qreward.callables import load_object
+from qreward.errors import ConfigError
+from qreward.judge.parsing.text import WIDE
+
+Answer = str | re.Pattern[str] | Callable[[str], Any] | Mapping[str, Any]
+"""The form of an answer, as :class:`~qreward.judge.config.JudgeConfig` describes it."""
 
 _DELIMITED = (
     (re.compile(r".*?\[\[(.+)\]\]", re.DOTALL), r"\[\[ ?([^\[\]\n]{1,60}?) ?\]\]"),
@@ -34,8 +39,23 @@ class Form(NamedTuple):
         """True if an answer in no other form is accepted, because the user has written a pattern."""
         return self.marked is not None and self.example is None
 
+    def instruction(self, scale: tuple[float, float], options: Sequence[str]) -> str:
+        """Return the part of a prompt that asks for an answer in this form; ``""`` if only the user's prompt can do that."""
+        if self.example is None:
+            return ""
+        options = [grade for grade, _ in self.values] or options
+        first, *others = [self.example.replace("\0", option) for option in options or ["N"]]
+        said = [first, *(f"or {each}" for each in others)]
+        if not options:
+            said.append(f"where N is your score, from {scale[0]:g} to {scale[1]:g}")
+        return f"Give your reasons first. End with one line that is your verdict in this form, and nothing else: {', '.join(said)}."
+
+
+JSON = Form("json")
+
 
 def form_of(example: str) -> Form:
+    """Return the form that an example shows. Raises ``ConfigError``."""
     shown = example.strip().translate(WIDE)
     for shape, pattern in _DELIMITED:
         if found := shape.fullmatch(shown):
@@ -45,133 +65,90 @@ def form_of(example: str) -> Form:
             return Form(example, re.compile(pattern.format(tag=tag) if tag else pattern, re.IGNORECASE), example=template)
     labelled = _LABELLED.fullmatch(shown)
     if not labelled or (labelled["label"] and not re.search(r"[^\W\d]", labelled["label"])):
-        raise ValueError(f"{example!r} shows no form: write an example, such as '[[5]]', '[[A]]' or 'Score: 7'")
+        raise ConfigError(f"answer: {example!r} shows no form: write an example, such as '[[5]]', '[[A]]' or 'Score: 7'")
     label = re.sub(r"(?:\\ )+", " ", re.escape(labelled["label"]))
     separator = r"(?: ?(?:[:=]|->) ?| is:? )" if labelled["separator"].strip() else " ?:? ?"
     return Form(example, label=label + separator if label else "", example=f"{labelled['label']}{labelled['separator']}\0")
 
 
-# Words in eight languages. They never make a verdict; they only keep a text from being one.
-
-_RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
-_UNQUOTED = re.compile(
-    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
-    r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
-    rf"[\"“「`]([^\"”」`\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」`](?=[*_.。]*\s*\Z)",
-    re.IGNORECASE,
-)
-"""The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
-_TASK = re.compile(
-    r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE
-)
-_NEGATION = re.compile(
-    r"\b(?:not|never|no|nor|cannot|\w+n['’]t|neither|nicht|kein\w*|nie|ne|n['’]|pas|jamais|nunca|не|нет|никак\w*)\b|"
-    r"不|没|别|未|ない|ません|않|아니",
-    re.IGNORECASE,
-)
-_NOT_OWN = re.compile(
-    # conditions
-    r"\b(?:if|unless|suppose|wenn|falls|sofern|si|s['’]il|если)\b|^(?:were|had|wäre|hätte)\b|如果|假如|要是|もし|であれば|만약|라면|다면|"
-    # numbers that are not quite, or not now, the verdict
-    r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:wants?|begs?|urges?|orders?|expects?|instead|rather|almost|nearly|between|below|under|above|"
-    r"previous|initial|earlier|expected|claimed|suggested|draft|possible|reported|max(?:imum)?|min(?:imum)?|"
-    r"at (?:most|least|best)|up to|self\S*|far from|weit von|loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|"
-    r"presque|entre|maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|между|"
-    r"максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의|"
-    # what the judged text holds, wants or gives itself
-    r"\b(?:hidden|inject\w*|manipulat\w*|please|ignore (?:all|any|the|previous)|(?:gives?|gave|awards?|rates?|scores?) "
-    r"(?:it|him|her|them)sel(?:f|ves)|steht|heißt es|ignorier\w*|sich selbst|on (?:y )?lit|figure|ignorez|se donne|aparece|ignora|se da|"
-    r"sí mism\w+|написано|указано|стоит|содержит\w*|игнорируй\w*|себе)\b|"
-    r"忽略|无视|给自己|包含|出现|含まれ|記載|書かれ|無視|自分に|포함|적혀|쓰여|무시|스스로|"
-    # examples
-    rf"{SHOWS.pattern}",
-    re.IGNORECASE,
-)
-_SUPPOSED = re.compile(
-    r"\b(?:would|could|might|würde|könnte|serait|pourrait|mériterait|sería|podría|tendría|merecería|бы)\b|だろう|でしょう|했을",
-    re.IGNORECASE,
-)
-_COPULA = (
-    r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|"
-    r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
-)
-_AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
-_TIE_GLOSS = re.compile(
-    r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
-    r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
-    re.IGNORECASE,
-)
+def declared(answer: object) -> Form | None:
+    """Return the form that is declared; None if none is. Raises ``ConfigError``."""
+    if answer is None or isinstance(answer, Form):
+        return answer
+    if isinstance(answer, str):
+        return JSON if answer == JSON.name else form_of(answer)
+    if isinstance(answer, re.Pattern):
+        if not isinstance(answer.pattern, str) or answer.groups != 1:
+            raise ConfigError(f"answer: the pattern {answer.pattern!r} must be a text with one group, which holds the value")
+        return Form(answer.pattern, answer)
+    if isinstance(answer, Mapping):
+        return _of_settings(answer)
+    if callable(answer):
+        return Form(getattr(answer, "__qualname__", type(answer).__name__), reads=answer)
+    raise ConfigError(f"answer must be an example such as '[[5]]', a pattern, a function or a mapping, not a {type(answer).__name__}")
 
 
-class FormReader:
-    """Finds the verdict in an answer to a judge that was asked for one form."""
+def _of_settings(answer: Mapping[str, Any]) -> Form | None:
+    names, values = {*answer}, answer.get("values")
+    if names == {"pattern"}:
+        try:
+            return declared(re.compile(answer["pattern"]))
+        except (re.error, TypeError) as error:
+            raise ConfigError(f"answer.pattern: is no regular expression: {error}") from None
+    if names == {"function"}:
+        return declared(load_object(answer["function"], "answer.function", "my_judge:verdict_of"))
+    if names != {"form", "values"} or not isinstance(values, Mapping) or not values:
+        raise ConfigError("answer: a mapping has 'pattern', 'function', or 'form' and 'values', such as {'C': 1, 'I': 0}")
+    for grade, score in values.items():
+        if not isinstance(grade, str) or isinstance(score, bool) or not isinstance(score, int | float) or not isfinite(score):
+            raise ConfigError(f"answer.values: {grade!r} must be a grade with a finite score, such as 'C': 1")
+    form = declared(answer["form"])
+    assert form is not None
+    return form._replace(values=tuple((grade, float(score)) for grade, score in values.items()))
 
-    def __init__(self, form: Form, reader: TextReader) -> None:
-        self._form, self._reader = form, reader
-        value = reader.value.replace("(?-i:", "(?:")
-        if form.marked:
-            unclear = rf"(?P<unclear>[^{VALUE}]*\d[^{VALUE}]*|[A-Z](?:[<>=]+[A-Z])?)"
-            pattern = rf"{VALUE} ?(?:(?:[^\W\d][^\d\n{VALUE}]{{0,20}}: ?)?{value}|{unclear}) ?{VALUE}"
-        else:
-            pattern = rf"(?<![^\W_]){form.label}{value}(?![^\W_]|[.,/]\d)"
-        self._find = re.compile(pattern, re.IGNORECASE)
 
-    def read(self, text: str, value_of: ValueOf) -> Any:
-        """Return the value of the verdict; None if the form does not occur. Raises :class:`Unreadable`."""
-        text = text.replace(VALUE, "").translate(WIDE)
-        if self._form.marked:
-            text = self._form.marked.sub(lambda value: f"{VALUE}{value[1]}{VALUE}", text)
-        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", text), value_of)
-        found = list(sentences(words, marked=True))
-        unclear = Unreadable("The verdict is none of the values that were asked for.")
-        hits = [
-            (
-                place,
-                match,
-                unclear if match.groupdict().get("unclear") else self._reader.stated(match),
-                _AFTER.fullmatch(match.string, match.end()),
-            )
-            for place, each in enumerate(found)
-            for match in self._find.finditer(each.text)
-        ]
-        if not hits or not (self._form.marked or self._form.label):
-            return None
-        place, match, value, plain = hits[-1]
-        if isinstance(value, Unreadable):
-            raise value
-        if plain and plain["top"]:
-            number_of(f"{value}/{plain['top']}", self._reader.scale)
-        is_tie = self._reader.tie is not None and value == self._reader.tie
-        if not plain and not (is_tie and _TIE_GLOSS.fullmatch(match.string, match.end())):
-            raise Unreadable("The last verdict in the form that was asked for does not stand at the end of its line.")
-        rivals = [(at, ends) for at, _, other, ends in hits if other != value]
-        ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
-        places = {at for at, *_ in hits}
-        others = [words for at, words in enumerate(self._reader.with_headings(found)) if at not in places]
-        if (
-            (rivals and (not ends_line or any(at == place or ends for at, ends in rivals)))
-            or any(other != value for other, _ in objects)
-            or any(self._reader.states_other(words, value) for words in others)
-        ):
-            raise Unreadable("The answer gives more than one verdict.")
-        before = match.string[: match.start()]
-        of_task = "boxed" in self._form.name and _TASK.search(f"{found[place - 1].text if place else ''}\n{before}")
-        if of_task or not self._is_own(found[place], before):
-            raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
-        if self._reader.may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
-            raise Unreadable("What follows the verdict may revise it.")
-        return value
+_SHOWN = (
+    (re.compile(r"\[\[[^\[\]\n]{1,24}\]\]"), "{}"),
+    (re.compile(r"\[RESULT\]", re.IGNORECASE), "{} 4"),
+    (re.compile(r"\\boxed\{"), "{}7}}"),
+    (
+        re.compile(r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>", re.IGNORECASE),
+        "{0}7</{1}>",
+    ),
+    (
+        re.compile(
+            r"\b((?:final |overall )?(?:score|rating|grade|verdict|winner|judge?ment|decision)) ?: ?"
+            r"(?=[\"'*_`]*(?:[<\[($]|[0-9XN]\b|(?P<letter>(?-i:[A-Z])\b)))",
+            re.IGNORECASE,
+        ),
+        "{}7",
+    ),
+)
+"""What shows a form in a prompt, and the example of this form."""
 
-    def _is_own(self, sentence: Sentence, before: str) -> bool:
-        if not sentence.own or (self._form.label and not LEAD.fullmatch(before)):
-            return False
-        says = [*SAYS.finditer(before)]
-        heads = HEADS_SPEECH.match(before)
-        clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
-        return not (
-            (says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])))
-            or (heads and heads[0][-1] in ":：")
-            or (_SUPPOSED.search(before) and not PERSON.search(before))
-            or _NOT_OWN.search(before)
-            or _NEGATION.search(clause)
-        )
+
+def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
+    """Return the form that a prompt shows; None if it shows none, or asks for JSON. Only a verdict on pairs may be a letter after a
+    label."""
+    turns = [prompt] if isinstance(prompt, str) else [turn.get("content") for turn in prompt] if isinstance(prompt, Sequence) else []
+    text = "\n".join(turn for turn in turns if isinstance(turn, str)).replace("{{", "{").replace("}}", "}")
+    if re.search(r"\bjson\b|\{answer_form\}", text, re.IGNORECASE):
+        return None
+    for shows, example in _SHOWN:
+        if found := [one for one in shows.finditer(text) if pairs or not one.groupdict().get("letter")]:
+            return form_of(example.format(found[-1][0], *found[-1].groups()))
+    return None
+
+
+def forms_of(answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool) -> tuple[Form, Form]:
+    form = declared(answer)
+    if form is not None and form is not JSON:
+        if response_format in ("json_schema", "json_object"):
+            raise ConfigError(f"response_format={response_format!r} asks for JSON, and answer for {form.name!r}; leave out one of them")
+        if method == "decide":
+            raise ConfigError("answer has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
+        if form.example is None and prompts == (None, None):
+            raise ConfigError(f"answer: the built-in prompt cannot say how to write for {form.name!r}; give your own prompt that says it")
+    finds = finds and form is None and response_format in ("auto", "none") and method != "decide"
+    single, pair = (shown_in(prompt, pairs=bool(place)) if finds else None for place, prompt in enumerate(prompts))
+    return form or single or JSON, form or pair or JSON

@@ -6,10 +6,8 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
 from math import inf, isfinite
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -45,8 +43,6 @@ _IN_WORDS = {
     "pattern": "matching {}",
     "format": "as {}",
 }
-_DROPPED = frozenset({"title", "default", "examples", "discriminator", "uniqueItems", "deprecated", "readOnly", "writeOnly"})
-_KEPT = frozenset({"type", "enum", "description", "$ref", "$defs", "anyOf", "items", "properties"})
 
 
 class ScoreVerdict(BaseModel):
@@ -120,52 +116,37 @@ class FieldKind(NamedTuple):
     limits: Scale | None = None
 
 
-@dataclass(frozen=True)
 class VerdictSchema(Generic[M]):
-    """Reads verdicts of one pydantic model from the members of JSON objects."""
+    """Reads verdicts of one pydantic model from the members of JSON objects.
 
-    model: type[M]
-    name: str | None
-    """The deciding field. None if no field decides. Then only an object is accepted, and verdicts are compared by all fields but texts."""
-    kind: FieldKind
-    scale: Scale | None = None
+    Attributes:
+        name: the deciding field: ``score``, or else the only required field with a number or a choice. None if no field decides. Then only
+            an object is accepted, and verdicts are compared by all fields but texts.
+        kind: the values that the deciding field allows.
+        scale: lowest and highest score; None if they are not known, or the deciding field holds no number.
+    """
 
-    @classmethod
-    def of(cls, model: type[M], scale: Scale | None) -> VerdictSchema[M]:
-        """Return the schema of ``model``. :func:`~qreward.judge.parsing.read` says which field decides."""
+    def __init__(self, model: type[M], scale: Scale | None) -> None:
         raw = _raw_schema(model, by_alias=False, schema_generator=_PlainNumbers)
-        defs = raw.get("$defs", {})
+        defs, fields = raw.get("$defs", {}), model.model_fields
         nodes = _resolved(raw, defs).get("properties", {})
-        kinds = {name: _kind(nodes.get(name, {}), defs) for name in model.model_fields}
-        able = [name for name, info in model.model_fields.items() if info.is_required() and (kinds[name].number or kinds[name].options)]
-        name = "score" if "score" in kinds else able[0] if len(able) == 1 else None
-        if name is None:
-            return cls(model, None, FieldKind())
-        return cls(model, name, kinds[name], (scale or kinds[name].limits) if kinds[name].number else None)
+        kinds = {name: _kind(nodes.get(name, {}), defs) for name in fields}
+        required = [name for name, info in fields.items() if info.is_required()]
+        able = [name for name in required if kinds[name].number or kinds[name].options]
+        self.model = model
+        self.name = "score" if "score" in kinds else able[0] if len(able) == 1 else None
+        self.kind = kinds[self.name] if self.name else FieldKind()
+        self.scale = (scale or self.kind.limits) if self.kind.number else None
+        keys = {name: _aliases(name, info) for name, info in fields.items()}
+        self._deciding_keys = keys[self.name] if self.name else []
+        self._known = {_folded(key): key for names in keys.values() for key in reversed(names)}
+        deciding = [self.name] if self.name else required or list(keys)
+        self._deciding = frozenset(_folded(key) for name in deciding for key in keys[name])
 
     @property
     def key(self) -> str:
         """The name of the deciding field in JSON. This property must not be read if no field decides."""
         return self._deciding_keys[0]
-
-    @cached_property
-    def _keys(self) -> Mapping[str, list[str]]:
-        """Each field's names in JSON."""
-        return {name: _aliases(name, info) for name, info in self.model.model_fields.items()}
-
-    @cached_property
-    def _deciding_keys(self) -> list[str]:
-        return self._keys[self.name] if self.name else []
-
-    @cached_property
-    def _known(self) -> Mapping[str, str]:
-        return {_folded(key): key for keys in self._keys.values() for key in reversed(keys)}
-
-    @cached_property
-    def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field; if no field decides, of all required fields, or else of all fields."""
-        required = [name for name, info in self.model.model_fields.items() if info.is_required()]
-        return frozenset(_folded(key) for name in ([self.name] if self.name else required or self._keys) for key in self._keys[name])
 
     def _named(self, members: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
         """Return the members under the names of the fields, and the members that are no fields."""
@@ -314,7 +295,7 @@ def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    shape = VerdictSchema.of(model, scale)
+    shape = VerdictSchema(model, scale)
     strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
@@ -334,8 +315,7 @@ def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
 
 def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
     node = _rewritten(node)
-    strange = node.keys() - _KEPT - _IN_WORDS.keys() - _DROPPED - {"required", "additionalProperties"}
-    if strange or node.get("additionalProperties") not in (None, False, True) or not node.keys() & {"type", "enum", "$ref", "anyOf"}:
+    if not node.keys() & {"type", "enum", "$ref", "anyOf"}:
         raise ConfigError(f"{where} cannot be described by a strict JSON schema: give it a plain type.")
     if "$ref" in node:
         return {"$ref": node["$ref"]} | ({"$defs": _each(node["$defs"], "")} if "$defs" in node else {})

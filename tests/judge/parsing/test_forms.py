@@ -12,7 +12,7 @@ from test_languages import texts
 from test_verdict_corpus import FIELDS, TABLES
 
 from qreward.judge.parsing import Form, ScoreVerdict, Unreadable, form_of, read
-from qreward.judge.verdict_parser import declared
+from qreward.judge.parsing.forms import JSON, declared
 
 SCORES = {"[[5]]": "[[<?>]]", "<score>5</score>": "<score><?></score>", "Rating: [[5]]": "**[[<?>]]**"}
 """Forms that may stand at the end of a sentence of one's own, and how a value is written in them."""
@@ -22,7 +22,7 @@ LABELS = {"Score: 5": "Score: <?>", "[RESULT] 4": "[RESULT] <?>", "Final rating 
 def outcome(text: str, form: object, kind: str = "score") -> str:
     model, field = FIELDS[kind]
     try:
-        value = getattr(read(text, model, scale=(0.0, 10.0) if kind == "score" else None, form=declared(form)), field)
+        value = getattr(read(text, model, scale=(0.0, 10.0) if kind == "score" else None, form=declared(form) or JSON), field)
     except Unreadable:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from types import FrameType
 import pytest
 
 from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, quotes, read
+from qreward.judge.parsing.forms import JSON
 from qreward.judge.parsing.quotes import object_at
 
 PIECES = (
@@ -44,10 +45,10 @@ PIECES = (
 )
 
 
-FORMS = (None, *map(form_of, ("[[5]]", "<score>7</score>", "Score: 7", "\\boxed{7}")))
+FORMS = (JSON, *map(form_of, ("[[5]]", "<score>7</score>", "Score: 7", "\\boxed{7}")))
 
 
-def _read(text: str, forms: Sequence[Form | None] = FORMS) -> str:
+def _read(text: str, forms: Sequence[Form] = FORMS) -> str:
     outcomes = []
     for model, form in product((ScoreVerdict, YesNoVerdict, PreferenceVerdict), forms):
         try:

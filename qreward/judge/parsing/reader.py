@@ -1,0 +1,302 @@
+"""Finds the verdict in an answer that is not one JSON object: in the form that was asked for, or in a sentence that is the verdict and
+nothing else. No other sentence may contradict or revise it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qreward.judge.parsing.forms import Form
+from qreward.judge.parsing.quotes import OBJECT, VALUE, Unreadable, own_words
+from qreward.judge.parsing.schema import VerdictSchema
+from qreward.judge.parsing.text import (
+    ANY_NUMBER,
+    DIGITS,
+    HEADS_SPEECH,
+    PERSON,
+    SAYS,
+    SCORE,
+    WIDE,
+    Sentence,
+    choice_of,
+    number_of,
+    plain_number,
+    score_of,
+    sentences,
+    shown,
+    spellings,
+)
+from qreward.judge.parsing.vocabulary import any_word, vocabulary
+
+_TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
+"""Labels that may also name the result of the task. These labels never introduce a verdict, even if the deciding field has such a name."""
+_LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
+_LEADS = re.compile(_LEAD, re.IGNORECASE)
+_SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
+_SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
+_SCORE_LABELS = (
+    r"score|rating|grade|verdict|\[result\]|overall(?=[^\w\n]{1,4}[0-9.,]+ ?/)|"
+    "(?:\u6700\u7ec8|\u603b\u4f53)?(?:\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206)"
+)
+_CHOICE_LABELS = (
+    "verdict|judge?ment|decision|preference|preferred|winner|rating|grade|"
+    "(?:better|best|preferred|winning) (?:response|answer|assistant|option|one)"
+)
+_JUDGING = (
+    r"\b(?:scor(?:es?|ed|ing)|rat(?:es?|ed|ings?)|grad(?:es?|ed|ing)|verdicts?|marks?|deserv\w*|merits?|award\w*|assign\w*|"
+    r"judge?ments?|decisions?|prefer\w*|winner|choose|pick)\b|\b(?:i|we)\b.{0,12}\bgive\b|\[\[|"
+    "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206"
+)
+_ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{DIGITS} ?/ ?{DIGITS}[.]?")
+_WORD = re.compile(r"\w")
+_REASON = re.compile(
+    r"(?:this|the|my) (?:score|rating|grade|verdict) (?:reflects|is based on|takes into account)\b|"
+    r"(?:(?:brief|short|detailed|my|the|main) )?(?:reason(?:s|ing)?|explanation|rationale|justification|feedback|analysis|critique|"
+    r"strengths?|weakness(?:es)?)(?: for (?:my|the|this) (?:score|rating|grade|verdict))? ?(?:[:\uff1a]|$)|"
+    r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
+    re.IGNORECASE,
+)
+"""A pattern of the labels that may begin a text after the verdict."""
+_TAKES_BACK = any_word(vocabulary("takes_back"), r"^no\b|~~")
+_REVISES = any_word(vocabulary("revises"))
+_SUBJECT = any_word(vocabulary("subject"))
+_COURTESY = re.compile(
+    r"(?:i )?hope (?:this|that|it) helps?\b.*|(?:please )?(?:let me know|feel free)\b.*|(?:many )?thanks?(?: you)?\b.{0,40}|"
+    r"if you (?:have|need|want|would like)\b.*|is there anything else\b.*|希望.*帮助.*|如有.*问题.*|お役に立て.*|도움이 되.*|надеюсь.*|"
+    r"ich hoffe,? .* (?:hilft|helfen).*|j['’]espère que .* aide.*|espero que .* (?:ayude|útil).*",
+    re.IGNORECASE,
+)
+"""A friendly sentence, which takes nothing back."""
+_BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0,30}}(?:{vocabulary('better')})"
+_PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
+
+_TASK = any_word(vocabulary("task"), "=")
+_NEGATION = any_word(vocabulary("negation"))
+_SUPPOSED = any_word(vocabulary("supposed"))
+_NOT_OWN = any_word(
+    *map(vocabulary, ("condition", "not_quite", "judged_text", "shows")),
+    r"^(?:were|had|wäre|hätte)\b|e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…",
+)
+_RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
+_UNQUOTED = re.compile(
+    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
+    r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
+    rf"[\"“「`]([^\"”」`\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」`](?=[*_.。]*\s*\Z)",
+    re.IGNORECASE,
+)
+"""The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
+_COPULA = (
+    r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|"
+    r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
+)
+_AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
+_TIE_GLOSS = re.compile(
+    r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
+    r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
+    re.IGNORECASE,
+)
+
+
+class TextReader:
+    """Finds the verdict in a text, if there is exactly one verdict. One instance reads all answers with the same schema and form."""
+
+    def __init__(self, schema: VerdictSchema[Any], form: Form) -> None:
+        self._schema, self._form, self._scale = schema, form, schema.scale
+        field = schema.name
+        self._options = dict(form.values) if form.values else None if schema.kind.number else schema.kind.options
+        own = "" if not field or _TASK_WORDS.intersection(field.lower().split("_")) else "|" + re.escape(field).replace("_", "[ _]")
+        labels = f"(?:{_SCORE_LABELS if self._options is None else _CHOICE_LABELS}{own})"
+        self._tie: Any = None
+        value = SCORE if self._options is None else self._choices(self._options)
+        in_any_case = value.replace("(?-i:", "(?:")  # after a label, "a" is no article
+        if form.marked:
+            unclear = rf"(?P<unclear>[^{VALUE}]*\d[^{VALUE}]*|[A-Z](?:[<>=]+[A-Z])?)"
+            in_form = rf"{VALUE} ?(?:(?:[^\W\d][^\d\n{VALUE}]{{0,20}}: ?)?{in_any_case}|{unclear}) ?{VALUE}"
+        else:
+            in_form = rf"(?<![^\W_]){form.label}{in_any_case}(?![^\W_]|[.,/]\d)" if form.label else ""
+        self._in_form = re.compile(in_form, re.IGNORECASE) if in_form else None
+        value = rf"(?:\[?(?P<object>{OBJECT})\]?|(?P<open>\[\[ ?)?{value}(?(open) ?\]\]))[.!\u3002]?"
+        in_any_case = value.replace("(?-i:", "(?:")
+        self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){in_any_case}", re.IGNORECASE)
+        self._alone = re.compile(value, re.IGNORECASE)
+        self._heading = re.compile(rf"{_LEAD}{labels}{_RANGE} ?[:\uff1a]?", re.IGNORECASE)
+        self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
+        low, top = ("(?!)" if self._scale is None else re.escape(shown(end)) for end in self._scale or (0, 0))
+        self._of_top = re.compile(rf" ?(?:/|out of) ?{top}(?!\w|\.\d)", re.IGNORECASE)
+        self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
+
+    def read(self, text: str) -> tuple[Any, dict[str, Any] | None]:
+        """Return the value of the verdict, and the members of its JSON object; None for words. Raises :class:`Unreadable`."""
+        value = self._read_form(text, self._in_form) if self._in_form else None
+        if value is not None:
+            return value, None
+        if self._form.is_strict:
+            raise Unreadable("The answer does not have the form that was asked for.")
+        return self._read_sentences(text)
+
+    # in the form that was asked for
+
+    def _read_form(self, text: str, in_form: re.Pattern[str]) -> Any:
+        """Return the value of the verdict; None if the form does not occur."""
+        text = text.replace(VALUE, "").translate(WIDE)
+        if self._form.marked:
+            text = self._form.marked.sub(lambda value: f"{VALUE}{value[1]}{VALUE}", text)
+        own_text, objects = own_words(_UNQUOTED.sub(r"\1 \2", text), self._schema.value_of)
+        found = list(sentences(own_text, marked=True))
+        hits = [
+            (place, match, self._stated(match), _AFTER.fullmatch(match.string, match.end()))
+            for place, each in enumerate(found)
+            for match in in_form.finditer(each.text)
+        ]
+        if not hits:
+            return None
+        place, match, value, plain = hits[-1]
+        if isinstance(value, Unreadable):
+            raise value
+        if plain and plain["top"]:
+            number_of(f"{value}/{plain['top']}", self._scale)
+        is_tie = self._tie is not None and value == self._tie
+        if not plain and not (is_tie and _TIE_GLOSS.fullmatch(match.string, match.end())):
+            raise Unreadable("The last verdict in the form that was asked for does not stand at the end of its line.")
+        rivals = [(at, ends) for at, _, other, ends in hits if other != value]
+        ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
+        places = {at for at, *_ in hits}
+        if (
+            (rivals and (not ends_line or any(at == place or ends for at, ends in rivals)))
+            or any(other != value for other, _ in objects)
+            or any(self._states_other(words, value) for at, words in enumerate(self._with_headings(found)) if at not in places)
+        ):
+            raise Unreadable("The answer gives more than one verdict.")
+        before = match.string[: match.start()]
+        of_task = "boxed" in self._form.name and _TASK.search(f"{found[place - 1].text if place else ''}\n{before}")
+        if of_task or not self._is_own(found[place], before):
+            raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
+        if self._may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
+            raise Unreadable("What follows the verdict may revise it.")
+        return value
+
+    def _is_own(self, sentence: Sentence, before: str) -> bool:
+        if not sentence.own or (self._form.label and not _LEADS.fullmatch(before)):
+            return False
+        says = [*SAYS.finditer(before)]
+        heads = HEADS_SPEECH.match(before)
+        clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
+        return not (
+            (says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])))
+            or (heads and heads[0][-1] in ":：")
+            or (_SUPPOSED.search(before) and not PERSON.search(before))
+            or _NOT_OWN.search(before)
+            or _NEGATION.search(clause)
+        )
+
+    def _states_other(self, words: str, value: Any) -> bool:
+        match = self._verdict.fullmatch(words)
+        return match is not None and OBJECT not in words and self._stated(match) != value
+
+    # in a sentence
+
+    def _read_sentences(self, text: str) -> tuple[Any, dict[str, Any] | None]:
+        own_text, objects = own_words(text.translate(WIDE), self._schema.value_of)
+        found = list(sentences(own_text))
+        given = iter(objects)
+        verdicts: list[tuple[int, Any, dict[str, Any] | None]] = []
+        others: list[tuple[int, str]] = []
+        for index, ((words, own, _), stated) in enumerate(zip(found, self._with_headings(found), strict=True)):
+            mine = [next(given) for _ in range(words.count(OBJECT))]
+            match = self._verdict.fullmatch(stated) or (self._alone.fullmatch(words) if len(found) == 1 else None)
+            if match and own:
+                verdicts.append((index, *(mine[0] if mine else (self._value_in(match), None))))
+            else:
+                others.append((index, stated))
+                verdicts += [(-1, value, None) for value, _ in mine]  # not accepted, but a different verdict conflicts with it
+        last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
+        if last < 0:
+            raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
+        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
+            raise Unreadable("The answer gives more than one verdict.")
+        if self._may_be_revised([words for at, words in others if at > last], value):
+            raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
+        return value, members
+
+    def _with_headings(self, found: Sequence[Sentence]) -> Iterator[str]:
+        """Yield the sentences. A value alone below a heading such as "Score" is preceded by this heading."""
+        heading = ""
+        for words, own, _ in found:
+            yield f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
+            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
+
+    def _value_in(self, match: re.Match[str]) -> Any:
+        if match.groupdict().get("unclear"):
+            raise Unreadable("The verdict is none of the values that were asked for.")
+        if self._options is not None:
+            return choice_of(match["option"] or match["better"], self._values)
+        groups = match.groupdict()
+        if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
+            raise Unreadable("The score is not one plain number.")
+        low, high = groups.get("low"), groups.get("high")
+        if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
+            raise Unreadable("The answer names another scale beside its score.")
+        return score_of(match, self._scale)
+
+    def differs(self, words: str, value: Any) -> bool:
+        """Return whether a sentence may contain a verdict other than ``value``. A score of an aspect ("Style: 6/10") is not a verdict."""
+        if self._options is not None:
+            made = [match for pattern in self._made for match in pattern.finditer(words)]
+            made += self._any.finditer(words) if self._judging.search(words) else []
+            return any(self._stated(match) != value for match in made if match[0])
+        if not re.search(r"\d", words):
+            return False
+        if self._judging.search(words):
+            return self._has_other_number(words, value)
+        tops = [] if _ASPECT.fullmatch(words) else self._of_top.finditer(words)
+        return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
+
+    def _stated(self, match: re.Match[str]) -> Any:
+        """Return the value in a match, or what is wrong with it, which is equal to no value."""
+        try:
+            return self._value_in(match)
+        except Unreadable as error:
+            return error
+
+    def _may_be_revised(self, after: Sequence[str], value: Any, *, in_form: bool = False) -> bool:
+        """Return whether a text after the verdict may revise it. Reasons after "Reason:" do not; ``in_form``, without this label."""
+        rest = [words for words in after if _WORD.search(words) and not _COURTESY.fullmatch(words)]
+        label = _REASON.match(rest[0]) if rest else None  # "My reason for the score:" revises nothing
+        if label:
+            rest[0] = rest[0][label.end() :]
+        elif rest and not (in_form and _SUBJECT.search(rest[0])):
+            return True
+        text = "\n".join(rest)
+        if _TAKES_BACK.search(text):
+            return True
+        if in_form and self._tie is not None:
+            return any(self._stated(made) != value for words in rest for made in self._made[-1].finditer(words))
+        return bool(_REVISES.search(text) or self._judging.search(text)) or (
+            self._options is None and any(self._has_other_number(words, value) for words in rest)
+        )
+
+    def _has_other_number(self, words: str, value: float) -> bool:
+        words = self._of_top.sub(" ", self._span.sub(" ", words))
+        return any(float(plain_number(number)) != value for number in ANY_NUMBER.findall(words))
+
+    def _choices(self, options: Mapping[str, Any]) -> str:
+        """Return the pattern of a choice, and compile those of sentences that make one, because "A" occurs in every text."""
+        pair = {"A", "B", "tie"} <= options.keys()
+        self._tie = options.get("tie") if pair else None
+        options = self._values = spellings(options)
+        words = sorted(options, key=len, reverse=True)
+        one = "|".join(f"(?-i:{re.escape(word)})" if len(word) == 1 else re.escape(word) for word in words) or "(?!)"
+        noun = _PAIR_NOUN if pair else ""
+        self._any = re.compile(rf"(?<![\w<>=])(?P<option>{one})(?![\w<>=])", re.IGNORECASE)
+        self._made = [
+            re.compile(rf"^{noun}(?P<option>{one})(?= ?(?:$|[,.;:!?\u2014\u2013]| - ))", re.IGNORECASE),
+            re.compile(rf"[,;:.\u2013\u2014] ?(?P<option>{one})[.!]?$", re.IGNORECASE),
+        ]
+        if pair:
+            better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
+            self._made.append(
+                re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)|{_BETTER}", re.IGNORECASE)
+            )
+        return rf"{noun}(?P<option>{one})"

@@ -100,8 +100,7 @@ class JudgeIdentity(Policy):
 
 class Identified(Protocol):
     @property
-    def identity(self) -> JudgeIdentity:
-        raise NotImplementedError
+    def identity(self) -> JudgeIdentity: ...
 
 
 def digest(value: object) -> str:

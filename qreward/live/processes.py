@@ -10,6 +10,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from html import escape
 from http.client import HTTPConnection, HTTPException
 from math import inf
@@ -94,27 +95,16 @@ def _of_this_version(pid: int, state: str, document: dict[str, Any]) -> Process:
 
 def request(path: Path, method: str, route: str, body: object = None, *, patience: float = PATIENCE) -> Any:
     """Send a request to the socket of a process. Returns its JSON. Raises ``OSError``, or ``ConfigError`` with what the process refused."""
-    connection = _UnixConnection(path, patience)
-    try:
+    with closing(HTTPConnection("localhost")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(patience)
+        connection.sock.connect(str(path))
         connection.request(method, route, None if body is None else msgspec.json.encode(body))
         response = connection.getresponse()
         answer = msgspec.json.decode(response.read())
-    finally:
-        connection.close()
     if response.status != 200:
         raise ConfigError(answer["error"])
     return answer
-
-
-class _UnixConnection(HTTPConnection):
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
 
 # what is shown: blocks of text and tables, which become lines or HTML
@@ -150,18 +140,15 @@ def _state(process: Process) -> str:
 def _head(process: Process) -> dict[str, str]:
     document = process.document
     totals = [client["totals"] for client in document.get("clients", {}).values()]
-    counts = {words: number(sum(int(each[name]) for each in totals)) for words, name in COUNTED.items()}
+    columns = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered", "/s": "answers_per_second"}
+    counts = {words: number(sum(each[name] for each in totals)) for words, name in columns.items()}
     return {
         "pid": str(process.pid),
         "program": document.get("program", "?"),
         "state": _state(process),
         "age": _since(document["started"]) if document else "",
         **counts,
-        "/s": number(sum(each["answers_per_second"] for each in totals)),
     }
-
-
-COUNTED = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered"}
 
 
 def listed(processes: Iterable[Process]) -> Block:

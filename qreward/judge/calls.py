@@ -83,7 +83,6 @@ class WritingModel:
         self.reasks, self._parser, self._form = config.reasks, parser, form
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self._criterion = about if isinstance(about, Criterion) else None
-        self.reads = "" if self._criterion is None else self._criterion.reads
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
@@ -260,7 +259,6 @@ class DecidingModel:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self.reads = "".join(each.reads for each in self._criteria)
         self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]

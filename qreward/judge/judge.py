@@ -19,7 +19,7 @@ from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
-from qreward.judge.loop import Calling, Flights, ItemBatch
+from qreward.judge.loop import Calling, ItemBatch, Running
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
@@ -134,7 +134,7 @@ class Judge:
         self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
-        self._flights: Flights = {}
+        self._running: Running = {}
 
     @property
     def answer(self) -> str:
@@ -429,7 +429,7 @@ class Judge:
         runtime = runtime_of(self._client)
         pools = dict(zip(self._config.model, map(runtime.fleet.pool, self._config.model), strict=True))
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(runtime.engine.driver(), self._flights, self._evaluate, self._spending, self._cache, request_options, pools)
+        return Calling(runtime.engine.driver(), self._running, self._evaluate, self._spending, self._cache, request_options, pools)
 
     def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
         step = evaluate(call, answer, form)

@@ -290,8 +290,8 @@ class ResponseGroup:
         self._asked.add(pair)
         return self.builder.read(self._pair(pair))
 
-    def record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
-        self.usage = added(self.usage, usage)
+    def record(self, pair: IndexPair, outcome: Comparison | QRewardError) -> None:
+        self.usage = added(self.usage, outcome.usage)
         if isinstance(outcome, QRewardError):
             self._errors.append(outcome)
         else:

@@ -114,11 +114,6 @@ class Criterion(Policy):
         steps = len(self.question.options) - 1
         return (1.0, 0.0) if self.levels is None else tuple(level / steps for level in range(steps + 1))
 
-    @property
-    def reads(self) -> str:
-        """What the outcome of an answer depends on, besides the question."""
-        return repr((self.name, self.weight, self.gate, self.option_values))
-
     def value(self, distribution: Mapping[Option, float]) -> float:
         """Return the expected value, from 0 to 1.
 

@@ -54,15 +54,11 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 class AnswerFormat:
     """The response format that the servers of a model accept. With ``auto``, it is the next of ``FORMATS`` when a server rejects it."""
 
-    def __init__(self, config: JudgeConfig) -> None:
-        self.is_auto = config.response_format == "auto"
-        self.format: ResponseFormat = FORMATS[0] if self.is_auto else config.response_format
+    def __init__(self, wanted: ResponseFormat) -> None:
+        self.is_auto = wanted == "auto"
+        self.name = FORMATS[0] if self.is_auto else wanted
         self.written: set[str] = set()
         self.was_cut = False
-
-    def reject(self, form: str) -> None:
-        if self.format == form:  # otherwise another request has already changed it
-            self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
 class WritingModel:
@@ -80,7 +76,8 @@ class WritingModel:
     ) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._again = (parser.instruction if told or parser.form is not JSON else "") or "Answer in the form that was asked for."
-        self.reasks, self._parser, self._form = config.reasks, parser, form
+        self.reasks, self._parser = config.reasks, parser
+        self.form = form if parser.form is JSON else AnswerFormat(FORMATS[-1])
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self._criterion = about if isinstance(about, Criterion) else None
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
@@ -98,34 +95,30 @@ class WritingModel:
         self._seed = seed if isinstance(seed, int) else None
         self._blanks: dict[tuple[str, int, int, int], WireRequest] = {}
         try:
-            self.blank(0)
+            self._blank(self.form.name, 0, 1, 0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
-
-    @property
-    def format(self) -> str:
-        return self._form.format if self._parser.form is JSON else FORMATS[-1]
-
-    def input_of(self, messages: Messages) -> Messages:
-        return messages
 
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
         return "" if self._criterion is None else self._criterion.name
 
-    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:
+    def request(self, call: JudgeCall) -> WireRequest:
+        """Return the request of a call, in the response format that the servers of the model accept now."""
+        key = self.form.name, call.sample if self._seed is not None else 0, call.room, call.cut_at if call.room > 1 else 0
+        blank = self._blanks.get(key) or self._blank(*key)
+        return WireRequest(JUDGE, self.model, call.inputs, blank.params, self._headers, call.group)
+
+    def _blank(self, form: str, sample: int, room: int, cut_at: int) -> WireRequest:
         """Return a request without messages. A ``seed`` is increased by one for each sample. ``room`` is the factor by which a limit of
         tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
-        form = self.format
-        key = form, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
-        if key not in self._blanks:
-            shape = {"response_format": self._formats[form]} if form in self._formats else {}
-            seed = {} if self._seed is None else {"seed": self._seed + sample}
-            body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
-            if isinstance(body, Mapping):
-                body = {name: value for name, value in body.items() if name not in room_for}
-            make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **room_for}, self._headers, body)
-            self._blanks[key] = make([{"role": "user", "content": ""}])
-        return self._blanks[key]
+        shape = {"response_format": self._formats[form]} if form in self._formats else {}
+        seed = {} if self._seed is None else {"seed": self._seed + sample}
+        body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
+        if isinstance(body, Mapping):
+            body = {name: value for name, value in body.items() if name not in room_for}
+        make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **room_for}, self._headers, body)
+        blank = self._blanks[form, sample, room, cut_at] = make([{"role": "user", "content": ""}])
+        return blank
 
     def _limits_for(self, room: int, cut_at: int) -> dict[str, int]:
         """Return the raised limits of tokens. An answer fits after all the thinking that is allowed."""
@@ -140,19 +133,20 @@ class WritingModel:
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
-        empty = not said and form not in self._form.written
-        if not self._form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
+        empty = not said and form not in self.form.written
+        if not self.form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
             return False
-        self._form.reject(form)
+        if self.form.name == form:  # otherwise another request has already changed it
+            self.form.name = FORMATS[FORMATS.index(self.form.name) + 1]
         return True
 
     def parse(self, answer: Any) -> ModelReply:
         """Return the reply, in which an ending that the settings accept counts as ``stop``."""
         reply = parse_reply(answer)
         if reply.text.strip():
-            self._form.written.add(self.format)
-        if reply.ending == LENGTH and not self._form.was_cut:
-            self._form.was_cut = True
+            self.form.written.add(self.form.name)
+        if reply.ending == LENGTH and not self.form.was_cut:
+            self.form.was_cut = True
             begun = bool(reply.text.strip())
             LOG.warning(
                 "an answer of the judge %r was cut off at its token limit%s, so it is not read; it is asked for again with more "
@@ -253,7 +247,7 @@ class DecidingModel:
 
     reasks = 0  # the same questions would have the same answers
     question = ""
-    format = "decision"
+    form = AnswerFormat("none")
 
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
@@ -266,7 +260,7 @@ class DecidingModel:
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
         given.pop("extra_headers", None)
         described = [[type(each).__name__, each.instructions, each.options, each.descriptions] for each in self._questions]
-        self.identity = encoded([self.format, self.cached_as, given, body, described])
+        self.identity = encoded(["decision", self.cached_as, given, body, described])
         try:
             self._blank = preparer(decide, model, given, self._headers, body)(DecisionInput(model, self._questions, 0.0))
         except BadRequest as error:
@@ -283,8 +277,8 @@ class DecidingModel:
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:  # noqa: ARG002 - all samples are alike
-        return self._blank
+    def request(self, call: JudgeCall) -> WireRequest:
+        return WireRequest(self._blank.codec, self.model, call.inputs, self._blank.params, self._headers, call.group)
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
@@ -415,11 +409,6 @@ class JudgeCall(NamedTuple):
     grows: bool = True
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
-
-    def request(self) -> WireRequest:
-        """Return the request, in the response format that the servers of the model accept now."""
-        blank = self.judge_model.blank(self.sample, self.room, self.cut_at)
-        return WireRequest(blank.codec, blank.model, self.inputs, blank.params, blank.headers, self.group)
 
 
 def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:

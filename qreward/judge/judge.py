@@ -326,9 +326,9 @@ class Judge:
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
         group = ResponseGroup(item, None, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
 
-        def with_builder(builder: RequestBuilder, group: ResponseGroup) -> ResponseGroup:
+        def with_builder(builder: RequestBuilder) -> Callable[[ResponseGroup], ResponseGroup]:
             group.builder = builder
-            return group
+            return lambda group: group
 
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
@@ -363,10 +363,10 @@ class Judge:
         """
         budget_of(1, comparisons)
 
-        def read(builder: RequestBuilder, group: Any) -> Any:
-            return prepared(group, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
+        def reader(builder: RequestBuilder) -> Callable[[object], Any]:
+            return partial(prepared, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
 
-        return await self._many(groups, options, read, "groups", pairs=True)
+        return await self._many(groups, options, reader, "groups", pairs=True)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -399,7 +399,7 @@ class Judge:
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
-        read: Callable[[RequestBuilder, Any], Any] = RequestBuilder.read,
+        reader: Callable[[RequestBuilder], Any] | None = None,
         what: str = "items",
         *,
         pairs: bool = False,
@@ -409,9 +409,11 @@ class Judge:
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         builder = await self._builder(common, settings.deadline, pairs=pairs)
-        per_model = builder.per_model if what == "items" else dict.fromkeys(builder.per_model)
+        read, per_model = partial(prepared, builder.names, partial(builder.item, strict=False)), builder.per_model
+        if reader is not None:
+            read, per_model = reader(builder), dict.fromkeys(per_model)
         waited = runtime.clock() - began
-        return await ItemBatch(common, items, partial(read, builder), settings, per_model=per_model, unit=what, waited=waited).run()
+        return await ItemBatch(common, items, read, settings, per_model=per_model, unit=what, waited=waited).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``

@@ -64,9 +64,9 @@ class CallTask(Task):
     def __init__(self, item: ItemCalls, place: int, call: JudgeCall, timeout: float | None, earlier: tuple[AttemptRecord, ...]) -> None:
         common, model = item.common, call.judge_model
         pool, options = common.pools[model.model], common.options
-        super().__init__(call.request(), pool, options.level, timeout, common.batch or item, 0, options.tenant)
+        super().__init__(model.request(call), pool, options.level, timeout, common.batch or item, 0, options.tenant)
         self.item, self.place, self.call, self.earlier = item, place, call, earlier
-        self.form, self.hedge, self.prefix = model.format, options.hedge, pool.prefix_of_task(self.payload)
+        self.form, self.hedge, self.prefix = model.form.name, options.hedge, pool.prefix_of_task(self.payload)
         item.tasks[place] = self
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
@@ -75,12 +75,13 @@ class CallTask(Task):
         item = self.item
         if item.tasks.get(self.place) is not self:
             return False
-        if (error := item.common.spending.exceeded()) is not None:
+        if item.common.spending.budget is not None and (error := item.common.spending.exceeded()) is not None:
             del item.tasks[self.place]
-            item.common.driver.later(lambda: item.receive(self.place, error))
+            item.driver.later(lambda: item.receive(self.place, error))
             return False
-        if self.form != self.call.judge_model.format:
-            self.form, self.payload = self.call.judge_model.format, self.call.request()
+        model = self.call.judge_model
+        if self.form != model.form.name:
+            self.form, self.payload = model.form.name, model.request(self.call)
         return True
 
 
@@ -139,10 +140,10 @@ class ItemCalls(Waiter):
             self.begin(common, born, inf if timeout is None else born + timeout)
             result = await self.ended
         except GeneratorExit:  # the coroutine is discarded, perhaps while this thread holds the engine's lock
-            common.driver.later(self._leave)
+            common.driver.later(self.leave)
             raise
         except BaseException:
-            self._leave()
+            self.leave()
             raise
         if isinstance(result, QRewardError):
             raise result
@@ -201,9 +202,9 @@ class ItemCalls(Waiter):
             for task in sender.tasks.values():
                 cut += [*(task.trail or ()), *unanswered(task, engine.clock())]
         late, trail = self.late(), (*sender.trail, *cut)
-        if self.common.batch is None and len(sender.waiting) > 1:
-            sender.waiting.remove(self)
-            self._end(with_trail(late, trail), sender)
+        if self.ended is not None and self.common.batch is None and len(sender.waiting) > 1:
+            self.leave()
+            self.ended.set_result(with_trail(late, trail))
         else:
             sender.trail, sender.endpoint = trail, cut[-1].endpoint if cut else sender.endpoint
             self.end(late)
@@ -231,7 +232,8 @@ class ItemCalls(Waiter):
         step = common.evaluate(call, answer, task.form, endpoint)
         if step.unread:
             trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
-        self.sent, self.usage, self.trail, self.endpoint = True, added(self.usage, paid), self.trail + trail, endpoint or self.endpoint
+        self.usage = paid if self.usage is None else added(self.usage, paid)
+        self.sent, self.trail, self.endpoint = True, self.trail + trail, endpoint or self.endpoint
         trail = task.earlier + trail
         if isinstance(step, Again) and clock() < self.latest():
             self._send(place, step.call, trail, again=True)
@@ -267,25 +269,21 @@ class ItemCalls(Waiter):
                 outcome.__cause__, outcome.usage = decided.__cause__, usage
             else:
                 outcome = item.result(decided, usage, cached=number > 0 or not sender.sent)
-            item._end(outcome, sender, pays=not number)
+            item.done, item.sender = True, None
+            if item.timer is not None:
+                item.timer.cancel()
+            if self.common.batch is not None:
+                self.common.batch.end_item(item, outcome, sender, pays=not number)
+            if item.ended is not None and not item.ended.done():
+                item.ended.set_result(outcome)
 
-    def _end(self, outcome: Any, sender: ItemCalls, *, pays: bool = False) -> None:
-        self.done, self.sender = True, None
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if self.common.batch is not None:
-            self.common.batch.end_item(self, outcome, sender, pays=pays)
-        if self.ended is not None and not self.ended.done():
-            self.ended.set_result(outcome)
-
-    def _leave(self) -> None:
-        """Stop waiting, because the caller was cancelled. Without waiting items, the requests are cancelled."""
+    def leave(self) -> None:
+        """Stop waiting. Without waiting items, the requests are cancelled."""
         sender, self.sender, self.done = self.sender, None, True
         if self.timer is not None:
             self.timer.cancel()
-        if sender is not None:
-            sender.waiting = [item for item in sender.waiting if item is not self]
+        if sender is not None and self in sender.waiting:
+            sender.waiting.remove(self)
             if not sender.waiting:
                 sender.stop()
 
@@ -388,9 +386,10 @@ class ItemBatch(BatchWaiter):
     async def _round(self, group: Any, pairs: Sequence[Any]) -> None:
         items: dict[Any, ItemCalls] = {}
         for pair in pairs:
-            item = group.item(pair)
-            if isinstance(item, Invalid):
-                group.record(pair, as_ours(item.error, f"pair {pair}", "judged"))
+            try:
+                item = group.item(pair)
+            except Exception as error:
+                group.record(pair, as_ours(error, f"pair {pair}", "judged"))
             else:
                 items[pair], item.common, item.driver = item, self.common, self.driver
                 item.ended = self.driver.loop.create_future()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from qreward.errors import BatchCancelled, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.calibration import sigmoid
-from qreward.judge.loop import Invalid, ItemCalls
+from qreward.judge.loop import ItemCalls
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.types import Comparison
@@ -286,9 +286,9 @@ class ResponseGroup:
             return ()
         return next_pairs(self._size, left, self._asked, self._scores)
 
-    def item(self, pair: IndexPair) -> ItemCalls | Invalid:
+    def item(self, pair: IndexPair) -> ItemCalls:
         self._asked.add(pair)
-        return self.builder.read(self._pair(pair))
+        return self.builder.item(self._pair(pair), strict=False)
 
     def record(self, pair: IndexPair, outcome: Comparison | QRewardError) -> None:
         self.usage = added(self.usage, outcome.usage)

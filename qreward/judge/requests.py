@@ -53,9 +53,10 @@ def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, 
             if name not in item:
                 raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
         return item
-    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not prompts.is_conversation(item):
+    is_conversation = isinstance(item, tuple | list) and item and isinstance(item[0], Mapping) and prompts.is_conversation(item)
+    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not is_conversation:
         return dict(zip(names, item, strict=False))
-    if prompts.is_conversation(item):
+    if is_conversation:
         raise ConfigError("an item is not a conversation: give (messages, response), with the response apart from the messages before it")
     given = f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
     raise ConfigError(f"an item is ({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these, not {given}")
@@ -68,7 +69,7 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     return {name: value for name, value in item.items() if name not in names} or None
 
 
-def prepared(item: object, names: Sequence[str], make: Callable[[Mapping[str, Any], Mapping[str, Any] | None], Any]) -> Any:
+def prepared(names: Sequence[str], make: Callable[..., Any], item: object) -> Any:
     """Return what ``make`` makes of the fields of an item and of those that are not judged, or ``Invalid``."""
     extra = None
     try:
@@ -113,13 +114,10 @@ class RequestBuilder:
     ) -> None:
         self._by_item = by_item
         self._models, self._samples, self._decide, self._calibrate = models, samples, decide, calibrate
-        self._names, self._pairs = models[0][0].names, models[0][0].pairs
+        self.names, self._pairs = models[0][0].names, models[0][0].pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: None if by_item else len(questions) * each for _, questions in models}
         self._grouped = any(len(questions) > 1 for _, questions in models)
-
-    def read(self, item: object) -> ItemCalls | Invalid:
-        return prepared(item, self._names, partial(self.item, strict=False))  # type: ignore[no-any-return]
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
         """Make the calls for an item. ``strict`` refuses fields that no template names."""
@@ -144,7 +142,8 @@ class RequestBuilder:
                     asked[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
                 messages, digest = asked[question, order]
                 key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-                calls.append(JudgeCall(judge_model, judge_model.input_of(messages), key, sample, order > 0, judge_model.reasks, group))
+                inputs = judge_model.input_of(messages) if isinstance(judge_model, DecidingModel) else messages
+                calls.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.reasks, group))
         return ItemCalls(calls, self._decide, self._result, extra)
 
     def _result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
@@ -180,7 +179,7 @@ class Builders:
             config = config.model_copy(update={"rubric": _ANY})
         self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
         self._of_rubric: dict[str | bytes, Builders] = {}  # a rubric as an item has it, or as settings -> its builders
-        self._formats = {model: AnswerFormat(config) for model in config.model}
+        self._formats = {model: AnswerFormat(config.response_format) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
         self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
         self._lock = threading.Lock()

@@ -64,6 +64,8 @@ class AnswerFormat:
 class WritingModel:
     """Asks one model a question that the model answers in writing."""
 
+    input_of = None  # the messages are the input
+
     def __init__(
         self,
         model: str,
@@ -104,7 +106,8 @@ class WritingModel:
 
     def request(self, call: JudgeCall) -> WireRequest:
         """Return the request of a call, in the response format that the servers of the model accept now."""
-        key = self.form.name, call.sample if self._seed is not None else 0, call.room, call.cut_at if call.room > 1 else 0
+        is_raised = call.room > 1
+        key = self.form.name, call.sample if self._seed is not None else 0, *((call.room, call.cut_at) if is_raised else (1, 0))
         blank = self._blanks.get(key) or self._blank(*key)
         return WireRequest(JUDGE, self.model, call.inputs, blank.params, self._headers, call.group)
 
@@ -255,7 +258,6 @@ class DecidingModel:
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
         self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
-        self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
         given.pop("extra_headers", None)
@@ -288,7 +290,7 @@ class DecidingModel:
         for place, mass in enumerate(table.label_masses):
             why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
             if why:
-                raise Unreadable(f"{self._names[place]}{why}")
+                raise Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
         if (single := self._single) is None:  # the score is computed from all requests of the sample
             return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, table))
         numbers = table.probabilities
@@ -309,20 +311,6 @@ class DecidingModel:
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
         return f"model {self.model!r} gave no verdict: {reason}"
-
-
-def halves(inputs: object, error: QRewardError) -> Sequence[DecisionInput]:
-    """Return the halves of a request with more questions than the endpoint takes, which may become known late; nothing for another
-    error."""
-    if not isinstance(inputs, DecisionInput) or not isinstance(error, BadRequest) or error.status_code is not None:
-        return ()
-    half = len(inputs.questions) // 2
-    return [inputs._replace(questions=part) for part in (inputs.questions[:half], inputs.questions[half:])] if half else ()
-
-
-def joined(replies: Sequence[Reply]) -> DecidedReply:
-    parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
-    return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
 
 LEVELS = 10
@@ -392,8 +380,16 @@ class Again(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model. ``room`` is the factor by which its limit of tokens is raised. Of a request that
-    was divided, ``rest`` has the inputs that are still to be sent, and ``parts`` the answers to the others."""
+    """Holds one request about an item to one judge model, and what is known from earlier answers to it.
+
+    Attributes:
+        key: a digest of everything on which the answer depends.
+        reasks: how often it may be sent again.
+        answers: number of answers that could not be read.
+        room: the factor by which its limit of tokens is raised; 0 if the server rejects a raised limit.
+        cut_at: tokens of an answer that was cut off, rounded up to a power of two; -1 if they are not known; 0 if none was cut off.
+        parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
+    """
 
     judge_model: JudgeModel
     inputs: Any
@@ -404,9 +400,7 @@ class JudgeCall(NamedTuple):
     group: object = None
     answers: int = 0
     room: int = 1
-    cut: bool = False
     cut_at: int = 0
-    grows: bool = True
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
 
@@ -421,7 +415,8 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
         parts = (*call.parts, reply)
         return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
     if call.parts:
-        reply = joined([*call.parts, reply])
+        tables = [part.table for part in (*call.parts, reply) if isinstance(part, DecidedReply)]
+        reply = DecidedReply(AnswerTable.joined(tables), reply.fingerprint)
     try:
         return Done(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
@@ -436,10 +431,15 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
 def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
     if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
         return Again(call, error)
-    if parts := halves(call.inputs, error):
-        return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
+    inputs = call.inputs
+    if isinstance(inputs, DecisionInput) and isinstance(error, BadRequest) and error.status_code is None:
+        # more questions than the endpoint takes, which may become known late, so it is divided
+        questions, half = inputs.questions, len(inputs.questions) // 2
+        if half:
+            rest = (inputs._replace(questions=questions[half:]), *call.rest)
+            return Again(call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest), error)
     if call.room > 1 and isinstance(error, BadRequest):  # the server rejects the raised limit
-        return Again(call._replace(room=1, cut=True, grows=False), error)
+        return Again(call._replace(room=0), error)
     return Done(_about(call, error))
 
 
@@ -452,14 +452,15 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) 
         return Done(error, reply, record)
     if model.fall_back(form, error, reply):
         return Again(call, error, reply, record)
-    had = usage.completion_tokens if is_cut and usage is not None else None
-    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
-    grows = is_cut and call.grows and model.has_more_room(call.room, cut_at)
-    if call.reasks <= 0 or (is_cut and call.cut and not grows):
+    cut_at = call.cut_at
+    if is_cut and not cut_at:
+        had = usage.completion_tokens if usage is not None else None
+        cut_at = 1 << (had - 1).bit_length() if had else -1  # a power of two, so that there are few different requests
+    grows = is_cut and call.room > 0 and model.has_more_room(call.room, cut_at)
+    if call.reasks <= 0 or (is_cut and call.cut_at and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    again = call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at)
-    return Again(again, error, reply, record)
+    return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut_at=cut_at), error, reply, record)
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

@@ -13,11 +13,10 @@ from pydantic import BaseModel
 from qreward.client import QRewardClient
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
+from qreward.errors import ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.judge import config as settings_of
-from qreward.judge.cache import Cache, CacheEntry
+from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
-from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
 from qreward.judge.loop import Calling, ItemBatch, Running
 from qreward.judge.parsing import ScoreVerdict
@@ -431,17 +430,7 @@ class Judge:
         runtime = runtime_of(self._client)
         pools = dict(zip(self._config.model, map(runtime.fleet.pool, self._config.model), strict=True))
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(runtime.engine.driver(), self._running, self._evaluate, self._spending, self._cache, request_options, pools)
-
-    def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
-        step = evaluate(call, answer, form)
-        if step.reply is not None:
-            if step.reply.fingerprint not in self._calibrator.weights:
-                self._calibrator.note(step.reply.fingerprint)
-            if self._cache is not None:
-                key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
-                self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
-        return step
+        return Calling(runtime.engine.driver(), self._running, self._calibrator, self._spending, self._cache, request_options, pools)
 
 
 class SyncJudge(BlockingTwin[Judge]):

@@ -15,8 +15,9 @@ from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
-from qreward.judge.cache import Cache
-from qreward.judge.calls import Again, Done, JudgeCall
+from qreward.judge.cache import Cache, CacheEntry
+from qreward.judge.calibration import Calibrator
+from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.spending import Spending
 from qreward.judge.types import JudgeAnswer, one_by_one
 from qreward.records import AttemptRecord, Usage, added
@@ -28,8 +29,6 @@ from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, RequestOptions, Task, TaskState
 from qreward.scheduler.why import said
 
-Evaluate = Callable[[JudgeCall, Any, str, str | None], Done | Again]
-"""A function from a call, its decoded answer or error, its response format, and the name of the endpoint, to what follows."""
 Running = dict[Hashable, "ItemCalls"]
 """The items whose calls are sent: of a batch, or of all calls outside of batches of one judge. The key is what they ask."""
 LOOKED_UP = 64
@@ -41,12 +40,20 @@ class Calling(NamedTuple):
 
     driver: LoopDriver
     running: Running
-    evaluate: Evaluate
+    calibrator: Calibrator
     spending: Spending
     cache: Cache | None
     options: RequestOptions
     pools: Mapping[str, Pool]
     batch: ItemBatch | None = None
+
+    def keep(self, call: JudgeCall, step: Done | Again, endpoint: str) -> None:
+        """Record the weights that have answered a call, and store the answer in the cache if it could be read."""
+        assert step.reply is not None
+        self.calibrator.note(step.reply.fingerprint)
+        if self.cache is not None:
+            key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
+            self.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint, step.reply, key))
 
 
 class Invalid(NamedTuple):
@@ -173,16 +180,27 @@ class ItemCalls(Waiter):
                 self._send(place, call)
 
     def _send(self, place: int, call: JudgeCall, earlier: tuple[AttemptRecord, ...] = (), *, again: bool = False) -> None:
-        batch, timeout = self.common.batch, self.common.options.timeout
+        """Submit a call, or append it to the feed of its pool in the batch, where a call that was sent before is put first."""
+        batch, timeout, driver = self.common.batch, self.common.options.timeout, self.driver
         if again or batch is None:
             until = self.latest()
-            timeout = timeout if until == inf else until - self.driver.engine.clock()
-        if batch is not None:
-            batch.enqueue(CallTask(self, place, call, timeout, earlier), again=again)
-        elif timeout is not None and timeout <= 0:
-            self.receive(place, self.late())
+            timeout = timeout if until == inf else until - driver.engine.clock()
+            if timeout is not None and timeout <= 0:
+                self.receive(place, self.late())
+                return
+        task = CallTask(self, place, call, timeout, earlier)
+        if batch is None:
+            driver.submit(task)
+            return
+        feed = batch.feeds[task.pool]
+        failing = feed.failing  # another thread may set it to None
+        if failing is not None and feed.ahead():
+            batch.finish(task, failing(), None, 0.0)
+        elif not again:
+            feed.read(task)
         else:
-            self.driver.submit(CallTask(self, place, call, timeout, earlier))
+            self.start_timer()  # its deadline may pass while the request is still in the queue
+            driver.refill(feed, [task])
 
     def latest(self) -> float:
         return max([item.until for item in self.waiting])
@@ -229,7 +247,9 @@ class ItemCalls(Waiter):
         elif trail:
             endpoint = trail[-1].endpoint
             paid = common.spending.paid(None, None, trail)
-        step = common.evaluate(call, answer, task.form, endpoint)
+        step = evaluate(call, answer, task.form)
+        if step.reply is not None and (common.cache is not None or step.reply.fingerprint not in common.calibrator.weights):
+            common.keep(call, step, endpoint or "")
         if step.unread:
             trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
         self.usage = paid if self.usage is None else added(self.usage, paid)
@@ -349,10 +369,10 @@ class ItemBatch(BatchWaiter):
         self.common, self._is_stopping = common._replace(running={}, batch=self), False
         self._stop_error: Callable[[], QRewardError] | None = None
         self.execute = self._send_timed if several and options.timeout is not None else None
-        self._waited, self._unit, self.tallies = waited, unit, self._tallies
+        self._waited, self._unit, self.tallies, self.feeds = waited, unit, self._tallies, self._feeds
 
     def _is_trying(self) -> bool:
-        return False  # ``enqueue`` decides for each call, because the calls of an item may have different feeds
+        return False  # ``ItemCalls`` decides for each call, because the calls of an item may have different feeds
 
     def _put(self, index: int, payload: Any) -> None:
         if isinstance(payload, Invalid):
@@ -402,18 +422,6 @@ class ItemBatch(BatchWaiter):
         for pair, item in items.items():
             assert item.ended is not None
             group.record(pair, await item.ended)
-
-    def enqueue(self, task: CallTask, *, again: bool) -> None:
-        """Append a call to the feed of its pool. A call that was sent before is put first."""
-        feed = self._feeds[task.pool]
-        failing = feed.failing  # another thread may set it to None
-        if failing is not None and feed.ahead():
-            self.finish(task, failing(), None, 0.0)
-        elif not again:
-            feed.read(task)
-        else:
-            task.item.start_timer()  # its deadline may pass while the request is still in the queue
-            self.driver.refill(feed, [task])
 
     async def _send_timed(self, attempt: Attempt) -> Outcome:
         """Send an attempt. The timeout of an item starts with its first request."""

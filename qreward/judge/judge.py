@@ -324,14 +324,9 @@ class Judge:
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
         group = ResponseGroup(item, None, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
-
-        def with_builder(builder: RequestBuilder) -> Callable[[ResponseGroup], ResponseGroup]:
-            group.builder = builder
-            return lambda group: group
-
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, with_builder, "groups", pairs=True)
+        (result,) = await self._many([group], options, group.reader, "groups", pairs=True)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage

@@ -387,14 +387,12 @@ class ItemBatch(BatchWaiter):
             self.driver.loop.create_task(self._rank(payload)).add_done_callback(report_error)
 
     async def _rank(self, group: Any) -> None:
-        """Judge the pairs of a group, round after round, and settle its result. When the batch is stopping, no round begins."""
+        """Rank a group, and settle its result."""
         born, outcome = self.driver.engine.clock(), None
         try:
-            while (pairs := group.next_pairs()) and not self._is_stopping:
-                await self._round(group, pairs)
-            outcome = group.outcome() if not pairs else self._stop_error and self._stop_error()
-        except asyncio.CancelledError:  # a pair was dropped
-            pass
+            outcome = await group.ranked(self._judged)
+        except asyncio.CancelledError:  # the batch is stopping
+            outcome = self._stop_error and self._stop_error()
         del self._live[group]
         if outcome is not None:
             answer, error = (None, outcome) if isinstance(outcome, QRewardError) else (JudgeAnswer(outcome), None)
@@ -403,25 +401,19 @@ class ItemBatch(BatchWaiter):
             self._settle(Result(group.index, answer, error, None, self.driver.engine.clock() - born, 0.0, (), group.extra))
         self._end_if_done()
 
-    async def _round(self, group: Any, pairs: Sequence[Any]) -> None:
-        items: dict[Any, ItemCalls] = {}
-        for pair in pairs:
-            try:
-                item = group.item(pair)
-            except Exception as error:
-                group.record(pair, as_ours(error, f"pair {pair}", "judged"))
-            else:
-                items[pair], item.common, item.driver = item, self.common, self.driver
-                item.ended = self.driver.loop.create_future()
-        self._live.update(dict.fromkeys(items.values()))
+    async def _judged(self, items: Sequence[ItemCalls]) -> Sequence[Any]:
+        """Send the calls of pairs, and return their outcomes. Raises ``CancelledError`` if the batch is stopping."""
+        if self._is_stopping:
+            raise asyncio.CancelledError
+        for item in items:
+            item.common, item.driver, item.ended = self.common, self.driver, self.driver.loop.create_future()
+        self._live.update(dict.fromkeys(items))
         if self.common.cache is not None:
-            await fill(items.values(), self.common.cache)
-        for item in items.values():
+            await fill(items, self.common.cache)
+        for item in items:
             item.begin(self.common, self.driver.engine.clock())
         self._hand_out()
-        for pair, item in items.items():
-            assert item.ended is not None
-            group.record(pair, await item.ended)
+        return [await item.ended for item in items if item.ended is not None]
 
     async def _send_timed(self, attempt: Attempt) -> Outcome:
         """Send an attempt. The timeout of an item starts with its first request."""

@@ -200,10 +200,6 @@ class Rubric:
             raise ConfigError("Rubric: no criterion has a positive weight, so every score would be 0; give at least one a positive weight")
         object.__setattr__(self, "criteria", tuple(criteria))
 
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        return tuple(each.question for each in self.criteria)
-
     def settings(self) -> list[dict[str, Any]]:
         """Return the criteria as plain values. :meth:`load` makes an equal rubric from them."""
         return [each.model_dump(exclude_defaults=True) for each in self.criteria]

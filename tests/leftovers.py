@@ -23,6 +23,6 @@ def leftovers(client: QRewardClient, judge: Judge | None = None) -> dict[str, in
         "waiters": sum(len(driver.waiters) for driver in drivers),
         "attempts": sum(len(driver._attempts) for driver in drivers),
         "mergers": len(runtime._mergers),
-        "flights": 0 if judge is None else len(judge._flights),
+        "judged": 0 if judge is None else len(judge._running),
     }
     return {what: count for what, count in counts.items() if count}

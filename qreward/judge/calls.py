@@ -55,19 +55,17 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 class AnswerFormat:
     """The response format that the servers of a model accept. With ``auto``, it is the next of ``FORMATS`` when a server rejects it."""
 
-    def __init__(self, config: JudgeConfig) -> None:
-        self.is_auto = config.response_format == "auto"
-        self.format: ResponseFormat = FORMATS[0] if self.is_auto else config.response_format
+    def __init__(self, wanted: ResponseFormat) -> None:
+        self.is_auto = wanted == "auto"
+        self.name = FORMATS[0] if self.is_auto else wanted
         self.written: set[str] = set()
         self.was_cut = False
-
-    def reject(self, form: str) -> None:
-        if self.format == form:  # otherwise another request has already changed it
-            self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
 class WritingModel:
     """Asks one model a question that the model answers in writing."""
+
+    input_of = None  # the messages are the input
 
     def __init__(
         self,
@@ -81,10 +79,10 @@ class WritingModel:
     ) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._again = (parser.instruction if told or parser.form is not JSON else "") or "Answer in the form that was asked for."
-        self.reasks, self._parser, self._form = config.reasks, parser, form
+        self.reasks, self._parser = config.reasks, parser
+        self.form = form if parser.form is JSON else AnswerFormat(FORMATS[-1])
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self._criterion = about if isinstance(about, Criterion) else None
-        self.reads = "" if self._criterion is None else self._criterion.reads
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
@@ -100,34 +98,31 @@ class WritingModel:
         self._seed = seed if isinstance(seed, int) else None
         self._blanks: dict[tuple[str, int, int, int], WireRequest] = {}
         try:
-            self.blank(0)
+            self._blank(self.form.name, 0, 1, 0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
-
-    @property
-    def format(self) -> str:
-        return self._form.format if self._parser.form is JSON else FORMATS[-1]
-
-    def input_of(self, messages: Messages) -> Messages:
-        return messages
 
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
         return "" if self._criterion is None else self._criterion.name
 
-    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:
+    def request(self, call: JudgeCall) -> WireRequest:
+        """Return the request of a call, in the response format that the servers of the model accept now."""
+        is_raised = call.room > 1
+        key = self.form.name, call.sample if self._seed is not None else 0, *((call.room, call.cut_at) if is_raised else (1, 0))
+        blank = self._blanks.get(key) or self._blank(*key)
+        return WireRequest(JUDGE, self.model, call.inputs, blank.params, self._headers, call.group)
+
+    def _blank(self, form: str, sample: int, room: int, cut_at: int) -> WireRequest:
         """Return a request without messages. A ``seed`` is increased by one for each sample. ``room`` is the factor by which a limit of
         tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
-        form = self.format
-        key = form, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
-        if key not in self._blanks:
-            shape = {"response_format": self._formats[form]} if form in self._formats else {}
-            seed = {} if self._seed is None else {"seed": self._seed + sample}
-            body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
-            if isinstance(body, Mapping):
-                body = {name: value for name, value in body.items() if name not in room_for}
-            make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **room_for}, self._headers, body)
-            self._blanks[key] = make([{"role": "user", "content": ""}])
-        return self._blanks[key]
+        shape = {"response_format": self._formats[form]} if form in self._formats else {}
+        seed = {} if self._seed is None else {"seed": self._seed + sample}
+        body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
+        if isinstance(body, Mapping):
+            body = {name: value for name, value in body.items() if name not in room_for}
+        make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **room_for}, self._headers, body)
+        blank = self._blanks[form, sample, room, cut_at] = make([{"role": "user", "content": ""}])
+        return blank
 
     def _limits_for(self, room: int, cut_at: int) -> dict[str, int]:
         """Return the raised limits of tokens. An answer fits after all the thinking that is allowed."""
@@ -142,19 +137,20 @@ class WritingModel:
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
-        empty = not said and form not in self._form.written
-        if not self._form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
+        empty = not said and form not in self.form.written
+        if not self.form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
             return False
-        self._form.reject(form)
+        if self.form.name == form:  # otherwise another request has already changed it
+            self.form.name = FORMATS[FORMATS.index(self.form.name) + 1]
         return True
 
     def parse(self, answer: Any) -> ModelReply:
         """Return the reply, in which an ending that the settings accept counts as ``stop``."""
         reply = parse_reply(answer)
         if reply.text.strip():
-            self._form.written.add(self.format)
-        if reply.ending == LENGTH and not self._form.was_cut:
-            self._form.was_cut = True
+            self.form.written.add(self.form.name)
+        if reply.ending == LENGTH and not self.form.was_cut:
+            self.form.was_cut = True
             begun = bool(reply.text.strip())
             LOG.warning(
                 "an answer of the judge %r was cut off at its token limit%s, so it is not read; it is asked for again with more "
@@ -255,21 +251,19 @@ class DecidingModel:
 
     reasks = 0  # the same questions would have the same answers
     question = ""
-    format = "decision"
+    form = AnswerFormat("none")
 
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self.reads = "".join(each.reads for each in self._criteria)
         self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
-        self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
         given.pop("extra_headers", None)
         described = [[type(each).__name__, each.instructions, each.options, each.descriptions] for each in self._questions]
-        self.identity = encoded([self.format, self.cached_as, given, body, described])
+        self.identity = encoded(["decision", self.cached_as, given, body, described])
         try:
             self._blank = preparer(decide, model, given, self._headers, body)(DecisionInput(model, self._questions, 0.0))
         except BadRequest as error:
@@ -286,8 +280,8 @@ class DecidingModel:
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:  # noqa: ARG002 - all samples are alike
-        return self._blank
+    def request(self, call: JudgeCall) -> WireRequest:
+        return WireRequest(self._blank.codec, self.model, call.inputs, self._blank.params, self._headers, call.group)
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
@@ -297,7 +291,7 @@ class DecidingModel:
         for place, mass in enumerate(table.label_masses):
             why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
             if why:
-                raise Unreadable(f"{self._names[place]}{why}")
+                raise Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
         if (single := self._single) is None:  # the score is computed from all requests of the sample
             return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, table))
         numbers = table.probabilities
@@ -318,20 +312,6 @@ class DecidingModel:
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
         return f"model {self.model!r} gave no verdict: {reason}"
-
-
-def halves(inputs: object, error: QRewardError) -> Sequence[DecisionInput]:
-    """Return the halves of a request with more questions than the endpoint takes, which may become known late; nothing for another
-    error."""
-    if not isinstance(inputs, DecisionInput) or not isinstance(error, BadRequest) or error.status_code is not None:
-        return ()
-    half = len(inputs.questions) // 2
-    return [inputs._replace(questions=part) for part in (inputs.questions[:half], inputs.questions[half:])] if half else ()
-
-
-def joined(replies: Sequence[Reply]) -> DecidedReply:
-    parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
-    return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
 
 LEVELS = 10
@@ -401,8 +381,16 @@ class Again(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model. ``room`` is the factor by which its limit of tokens is raised. Of a request that
-    was divided, ``rest`` has the inputs that are still to be sent, and ``parts`` the answers to the others."""
+    """Holds one request about an item to one judge model, and what is known from earlier answers to it.
+
+    Attributes:
+        key: a digest of everything on which the answer depends.
+        reasks: how often it may be sent again.
+        answers: number of answers that could not be read.
+        room: the factor by which its limit of tokens is raised; 0 if the server rejects a raised limit.
+        cut_at: tokens of an answer that was cut off, rounded up to a power of two; -1 if they are not known; 0 if none was cut off.
+        parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
+    """
 
     judge_model: JudgeModel
     inputs: Any
@@ -413,16 +401,9 @@ class JudgeCall(NamedTuple):
     group: object = None
     answers: int = 0
     room: int = 1
-    cut: bool = False
     cut_at: int = 0
-    grows: bool = True
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
-
-    def request(self) -> WireRequest:
-        """Return the request, in the response format that the servers of the model accept now."""
-        blank = self.judge_model.blank(self.sample, self.room, self.cut_at)
-        return WireRequest(blank.codec, blank.model, self.inputs, blank.params, blank.headers, self.group)
 
 
 def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
@@ -435,7 +416,8 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
         parts = (*call.parts, reply)
         return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
     if call.parts:
-        reply = joined([*call.parts, reply])
+        tables = [part.table for part in (*call.parts, reply) if isinstance(part, DecidedReply)]
+        reply = DecidedReply(AnswerTable.joined(tables), reply.fingerprint)
     try:
         return Done(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
@@ -450,10 +432,15 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
 def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
     if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
         return Again(call, error)
-    if parts := halves(call.inputs, error):
-        return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
+    inputs = call.inputs
+    if isinstance(inputs, DecisionInput) and isinstance(error, BadRequest) and error.status_code is None:
+        # more questions than the endpoint takes, which may become known late, so it is divided
+        questions, half = inputs.questions, len(inputs.questions) // 2
+        if half:
+            rest = (inputs._replace(questions=questions[half:]), *call.rest)
+            return Again(call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest), error)
     if call.room > 1 and isinstance(error, BadRequest):  # the server rejects the raised limit
-        return Again(call._replace(room=1, cut=True, grows=False), error)
+        return Again(call._replace(room=0), error)
     return Done(_about(call, error))
 
 
@@ -466,14 +453,15 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) 
         return Done(error, reply, record)
     if model.fall_back(form, error, reply):
         return Again(call, error, reply, record)
-    had = usage.completion_tokens if is_cut and usage is not None else None
-    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
-    grows = is_cut and call.grows and model.has_more_room(call.room, cut_at)
-    if call.reasks <= 0 or (is_cut and call.cut and not grows):
+    cut_at = call.cut_at
+    if is_cut and not cut_at:
+        had = usage.completion_tokens if usage is not None else None
+        cut_at = 1 << (had - 1).bit_length() if had else -1  # a power of two, so that there are few different requests
+    grows = is_cut and call.room > 0 and model.has_more_room(call.room, cut_at)
+    if call.reasks <= 0 or (is_cut and call.cut_at and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    again = call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at)
-    return Again(again, error, reply, record)
+    return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut_at=cut_at), error, reply, record)
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

@@ -117,26 +117,21 @@ class Stage(NamedTuple):
         """Return the outcome of an item at this stage, and whether it is final. A verdict with an invalid number becomes an error."""
         if isinstance(outcome, QRewardError):
             return outcome, self.min_confidence is None or isinstance(outcome, _FINAL)
+        where, sure = f"the confidence function of stage {self.name!r}", outcome.confidence
         try:
             check_finite(outcome)
             if self.min_confidence is None:
                 return outcome, True
-            sure = outcome.confidence if self.confidence is None else self._users_confidence(self.confidence, outcome)
+            if self.confidence is not None:
+                sure = called(where, self.confidence, outcome)
+                sure = None if sure is None else finite(sure, where)
         except InvalidResponse as error:
-            error.usage = outcome.usage
             return error, True
+        except ScoreFunctionError as fault:
+            wrong_number = InvalidResponse(f"{fault}; the fault is in your code (see __cause__); return None where it is not sure")
+            wrong_number.__cause__, wrong_number.usage = fault.__cause__, outcome.usage
+            return wrong_number, True
         return outcome, sure is not None and sure >= self.min_confidence
-
-    def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
-        where = f"the confidence function of stage {self.name!r}"
-        try:
-            confidence = called(where, function, verdict)
-        except ScoreFunctionError as error:
-            raise InvalidResponse(f"{error}; the fault is in your code (see __cause__)") from error.__cause__
-        try:
-            return None if confidence is None else finite(confidence, where)
-        except ScoreFunctionError as error:
-            raise InvalidResponse(f"{error}; return None where it is not sure") from None
 
 
 def completed(before: Sequence[tuple[str, Outcome]], stage: str, outcome: Outcome) -> Outcome:
@@ -224,14 +219,14 @@ class Cascade:
             ConfigError: a setting is invalid, or ``confidence`` names a function or a stage that does not exist.
         """
         given = config.stages
-        stages = {name: make(stage) for name, stage in given.items()} if isinstance(given, Mapping) else [make(stage) for stage in given]
-        names = [*stages] if isinstance(stages, Mapping) else _names(stages)
+        scorers = [make(stage) for stage in (given.values() if isinstance(given, Mapping) else given)]
+        names = [*given] if isinstance(given, Mapping) else _names(scorers)
         for name in config.confidence:
             if name not in names[:-1]:
                 raise ConfigError(f"confidence: {name!r} must be one of the stages before the last: {', '.join(map(repr, names[:-1]))}")
-        functions = [load_object(config.confidence[name], "confidence", "my_rewards:distance") if name in config.confidence else None
-                     for name in names[:-1]]  # fmt: skip
-        return cls(stages, min_confidence=config.min_confidence, confidence=functions if config.confidence else None)
+        functions = {name: load_object(path, "confidence", "my_rewards:distance") for name, path in config.confidence.items()}
+        confidence = [functions.get(name) for name in names[:-1]] if functions else None
+        return cls(dict(zip(names, scorers, strict=True)), min_confidence=config.min_confidence, confidence=confidence)
 
     async def score(
         self,

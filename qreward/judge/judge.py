@@ -13,13 +13,12 @@ from pydantic import BaseModel
 from qreward.client import QRewardClient
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
+from qreward.errors import ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.judge import config as settings_of
-from qreward.judge.cache import Cache, CacheEntry
+from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
-from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
-from qreward.judge.loop import Calling, Flights, ItemBatch
+from qreward.judge.loop import Calling, ItemBatch, Running
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
@@ -135,7 +134,7 @@ class Judge:
         self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
-        self._flights: Flights = {}
+        self._running: Running = {}
 
     @property
     def answer(self) -> str:
@@ -326,14 +325,9 @@ class Judge:
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
         group = ResponseGroup(item, None, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
-
-        def with_builder(builder: RequestBuilder, group: ResponseGroup) -> ResponseGroup:
-            group.builder = builder
-            return group
-
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, with_builder, "groups", pairs=True)
+        (result,) = await self._many([group], options, group.reader, "groups", pairs=True)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
@@ -364,10 +358,10 @@ class Judge:
         """
         budget_of(1, comparisons)
 
-        def read(builder: RequestBuilder, group: Any) -> Any:
-            return prepared(group, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
+        def reader(builder: RequestBuilder) -> Callable[[object], Any]:
+            return partial(prepared, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
 
-        return await self._many(groups, options, read, "groups", pairs=True)
+        return await self._many(groups, options, reader, "groups", pairs=True)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -400,7 +394,7 @@ class Judge:
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
-        read: Callable[[RequestBuilder, Any], Any] = RequestBuilder.read,
+        reader: Callable[[RequestBuilder], Any] | None = None,
         what: str = "items",
         *,
         pairs: bool = False,
@@ -410,9 +404,11 @@ class Judge:
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         builder = await self._builder(common, settings.deadline, pairs=pairs)
-        per_model = builder.per_model if what == "items" else dict.fromkeys(builder.per_model)
+        read, per_model = partial(prepared, builder.names, partial(builder.item, strict=False)), builder.per_model
+        if reader is not None:
+            read, per_model = reader(builder), dict.fromkeys(per_model)
         waited = runtime.clock() - began
-        return await ItemBatch(common, items, partial(read, builder), settings, per_model=per_model, unit=what, waited=waited).run()
+        return await ItemBatch(common, items, read, settings, per_model=per_model, unit=what, waited=waited).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
@@ -430,17 +426,7 @@ class Judge:
         runtime = runtime_of(self._client)
         pools = dict(zip(self._config.model, map(runtime.fleet.pool, self._config.model), strict=True))
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(runtime.engine.driver(), self._flights, self._evaluate, self._spending, self._cache, request_options, pools)
-
-    def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
-        step = evaluate(call, answer, form)
-        if step.reply is not None:
-            if step.reply.fingerprint not in self._calibrator.weights:
-                self._calibrator.note(step.reply.fingerprint)
-            if self._cache is not None:
-                key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
-                self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
-        return step
+        return Calling(runtime.engine.driver(), self._running, self._calibrator, self._spending, self._cache, request_options, pools)
 
 
 class SyncJudge(BlockingTwin[Judge]):

@@ -1,4 +1,5 @@
-"""The calls of a judge: equal calls of one batch, or outside of batches, are sent once, and a decided item waits for no further call."""
+"""The calls of a judge: items that ask the same, in one batch or outside of batches, share their calls, and a decided item waits for no
+further call."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
-from qreward.judge.cache import Cache
-from qreward.judge.calls import Again, Done, JudgeCall
+from qreward.judge.cache import Cache, CacheEntry
+from qreward.judge.calibration import Calibrator
+from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.spending import Spending
 from qreward.judge.types import JudgeAnswer, one_by_one
 from qreward.records import AttemptRecord, Usage, added
@@ -27,10 +29,8 @@ from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, RequestOptions, Task, TaskState
 from qreward.scheduler.why import said
 
-Evaluate = Callable[[JudgeCall, Any, str, str | None], Done | Again]
-"""A function from a call, its decoded answer or error, its response format, and the name of the endpoint, to what follows."""
-Flights = dict[Hashable, "Flight"]
-"""Key of a call -> its flight: of the calls of a batch, or of all calls outside of batches of one judge."""
+Running = dict[Hashable, "ItemCalls"]
+"""The items whose calls are sent: of a batch, or of all calls outside of batches of one judge. The key is what they ask."""
 LOOKED_UP = 64
 """Maximum number of items of a batch whose answers are looked up in the cache together."""
 
@@ -39,13 +39,21 @@ class Calling(NamedTuple):
     """What all items of one call of a judge's method have in common. ``batch`` is None outside of batches."""
 
     driver: LoopDriver
-    flights: Flights
-    evaluate: Evaluate
+    running: Running
+    calibrator: Calibrator
     spending: Spending
     cache: Cache | None
     options: RequestOptions
     pools: Mapping[str, Pool]
     batch: ItemBatch | None = None
+
+    def keep(self, call: JudgeCall, step: Done | Again, endpoint: str) -> None:
+        """Record the weights that have answered a call, and store the answer in the cache if it could be read."""
+        assert step.reply is not None
+        self.calibrator.note(step.reply.fingerprint)
+        if self.cache is not None:
+            key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
+            self.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint, step.reply, key))
 
 
 class Invalid(NamedTuple):
@@ -55,16 +63,55 @@ class Invalid(NamedTuple):
     extra: Mapping[str, Any] | None
 
 
-class ItemCalls:
-    """Holds an item and the outcomes of its calls. ``decide`` makes the outcome of the item from them, or None while it is undecided, and
-    ``result`` what the caller receives. ``extra`` has the fields that are not judged. ``ended`` receives what the caller receives, or an
-    error, for an item that is no item of a batch itself."""
+class CallTask(Task):
+    """Sends one call of an item once. ``earlier`` has the attempts of the tasks that sent it before."""
+
+    __slots__ = ("call", "earlier", "form", "item", "place")
+
+    def __init__(self, item: ItemCalls, place: int, call: JudgeCall, timeout: float | None, earlier: tuple[AttemptRecord, ...]) -> None:
+        common, model = item.common, call.judge_model
+        pool, options = common.pools[model.model], common.options
+        super().__init__(model.request(call), pool, options.level, timeout, common.batch or item, 0, options.tenant)
+        self.item, self.place, self.call, self.earlier = item, place, call, earlier
+        self.form, self.hedge, self.prefix = model.form.name, options.hedge, pool.prefix_of_task(self.payload)
+        item.tasks[place] = self
+
+    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
+        """Return False if no item waits for the call any more, or the budget is spent. If the response format has changed, the request is
+        made again."""
+        item = self.item
+        if item.tasks.get(self.place) is not self:
+            return False
+        if item.common.spending.budget is not None and (error := item.common.spending.exceeded()) is not None:
+            del item.tasks[self.place]
+            item.driver.later(lambda: item.receive(self.place, error))
+            return False
+        model = self.call.judge_model
+        if self.form != model.form.name:
+            self.form, self.payload = model.form.name, model.request(self.call)
+        return True
+
+
+class ItemCalls(Waiter):
+    """Holds an item with the outcomes of its calls, and sends them: as part of a batch, or by itself.
+
+    The first item that asks something sends the calls; equal items wait with it for the same outcome. The first item that waits pays.
+
+    Args:
+        calls: the calls.
+        decide: makes the outcome of the item from the outcomes of the calls, or None while it is undecided. Items that ask the same have
+            the same function.
+        result: makes what the caller receives.
+        extra: the fields that are not judged.
+    """
 
     __slots__ = (
-        "answered", "begun", "born", "calls", "common", "decide", "done", "ended", "endpoint", "extra", "index", "inflight", "outcomes",
-        "result", "sent", "timer", "trail", "until", "usage",
+        "answered", "begun", "born", "calls", "common", "context", "decide", "done", "driver", "ended", "endpoint", "extra", "index", "key",
+        "outcomes", "result", "sender", "sent", "tasks", "timer", "trail", "until", "usage", "waiting",
     )  # fmt: skip
+    execute = None
     common: Calling
+    key: Hashable
 
     def __init__(
         self,
@@ -76,15 +123,19 @@ class ItemCalls:
         self.calls, self.decide, self.result, self.extra = calls, decide, result, extra
         self.outcomes: list[Any] = [None] * len(calls)
         self.index, self.born, self.until = 0, 0.0, inf
-        self.inflight: dict[int, Flight] = {}
-        self.done = self.sent = False
-        self.ended: asyncio.Future[Any] | None = None
+        self.done = False
+        self.ended: asyncio.Future[Any] | None = None  # of an item that is no item of a batch itself: what the caller receives, or an error
+        self.timer: asyncio.TimerHandle | None = None
+        self.sender: ItemCalls | None = None  # the item that sends the calls for this item
+        # the other fields are used by the item that sends:
+        self.waiting: list[ItemCalls] = []
+        self.tasks: dict[int, CallTask] = {}  # place of a call -> the task that sends it
+        self.sent = False
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
         self.answered: AttemptRecord | None = None
         self.begun: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
 
     async def judged(self, common: Calling, born: float) -> Any:
         """Judge an item outside of batches, and return what the caller receives. ``born`` is when its timeout began. Raises its error."""
@@ -106,33 +157,56 @@ class ItemCalls:
         return result
 
     def begin(self, common: Calling, born: float, until: float = inf) -> None:
-        """Send the calls without an outcome, or share equal calls that are in flight."""
+        """Send the calls without an outcome, or wait with an equal item whose calls are in flight."""
         if self.done:  # the batch has ended while the cache was read
             return
-        self.common, self.born, self.until = common, born, until
+        self.common, self.driver, self.born, self.until = common, common.driver, born, until
         if any(self.outcomes) and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
             return
         level, _, hedge, tenant, *_ = common.options
-        fresh = []
+        self.key = (common.driver, level, hedge, tenant, self.decide, *[call.key for call in self.calls])
+        sender = self.sender = common.running.setdefault(self.key, self)
+        sender.waiting.append(self)
+        if sender is not self:
+            for item in sender.waiting if common.batch is None else ():  # their time may be over before that of others
+                item.start_timer()
+            return
+        if common.batch is None:
+            self.context = copy_context()
+            self.driver.waiters[self] = None
         for place, call in enumerate(self.calls):
-            if self.outcomes[place] is not None:
-                continue
-            key = (common.driver, call.key, call.judge_model.reads, call.swapped, level, tenant, hedge)
-            flight = common.flights.get(key)
-            if flight is None:
-                flight = common.flights[key] = Flight(key, call, common)
-                fresh.append(flight)
-            elif common.batch is None:
-                self.start_timer()  # the flight may end later
-            flight.items.append((self, place))
-            self.inflight[place] = flight
-        for flight in fresh:
-            if flight.items:  # sending an earlier request may have ended the item
-                flight.send()
+            if self.outcomes[place] is None and self.waiting:  # sending an earlier call may have ended the item
+                self._send(place, call)
+
+    def _send(self, place: int, call: JudgeCall, earlier: tuple[AttemptRecord, ...] = (), *, again: bool = False) -> None:
+        """Submit a call, or append it to the feed of its pool in the batch, where a call that was sent before is put first."""
+        batch, timeout, driver = self.common.batch, self.common.options.timeout, self.driver
+        if again or batch is None:
+            until = self.latest()
+            timeout = timeout if until == inf else until - driver.engine.clock()
+            if timeout is not None and timeout <= 0:
+                self.receive(place, self.late())
+                return
+        task = CallTask(self, place, call, timeout, earlier)
+        if batch is None:
+            driver.submit(task)
+            return
+        feed = batch.feeds[task.pool]
+        failing = feed.failing  # another thread may set it to None
+        if failing is not None and feed.ahead():
+            batch.finish(task, failing(), None, 0.0)
+        elif not again:
+            feed.read(task)
+        else:
+            self.start_timer()  # its deadline may pass while the request is still in the queue
+            driver.refill(feed, [task])
+
+    def latest(self) -> float:
+        return max([item.until for item in self.waiting])
 
     def start_timer(self) -> None:
-        timeout, driver = self.common.options.timeout, self.common.driver
+        timeout, driver = self.common.options.timeout, self.driver
         if self.timer is None and timeout is not None:
             now = driver.engine.clock()
             if self.until == inf:
@@ -140,194 +214,123 @@ class ItemCalls:
             self.timer = driver.loop.call_later(max(0.0, self.until - now), self._overdue)
 
     def _overdue(self) -> None:
-        self.timer = None
-        engine, cut = self.common.driver.engine, list[AttemptRecord]()
+        self.timer, sender, engine, cut = None, self.sender, self.driver.engine, list[AttemptRecord]()
+        assert sender is not None
         with engine.lock:
-            for task in (flight.task for flight in dict.fromkeys(self.inflight.values())):
-                cut += [] if task is None else [*(task.trail or ()), *unanswered(task, engine.clock())]
-        late = self.late()
-        self.trail, self.endpoint = (*self.trail, *cut), cut[-1].endpoint if cut else self.endpoint
-        self.end(late)
+            for task in sender.tasks.values():
+                cut += [*(task.trail or ()), *unanswered(task, engine.clock())]
+        late, trail = self.late(), (*sender.trail, *cut)
+        if self.ended is not None and self.common.batch is None and len(sender.waiting) > 1:
+            self.leave()
+            self.ended.set_result(with_trail(late, trail))
+        else:
+            sender.trail, sender.endpoint = trail, cut[-1].endpoint if cut else sender.endpoint
+            self.end(late)
 
     def late(self) -> RequestTimeout:
         model, common = self.calls[0].judge_model.model, self.common
-        with common.driver.engine.lock:
-            why = said(common.driver.engine.clock(), common.pools[model])
-        return RequestTimeout(f"no verdict within {common.options.timeout:g} s; model {model!r}; {why}", model=model)
-
-    def end(self, decided: Any) -> None:
-        """End the item with its decided outcome or its error."""
-        if self.done:
-            return
-        self.leave(decided if isinstance(decided, BatchCancelled | ClientClosed | DeadlineExceeded) else None)
-        if isinstance(decided, QRewardError):
-            decided.usage = self.usage
-            if isinstance(decided, RequestTimeout) and self.trail:
-                decided = with_trail(decided, self.trail)
-        else:
-            decided = self.result(decided, self.usage, cached=not self.sent)
-        if self.common.batch is not None:
-            self.common.batch.end_item(self, decided)
-        if self.ended is not None and not self.ended.done():
-            self.ended.set_result(decided)
-
-    def leave(self, error: QRewardError | None = None) -> None:
-        """Stop waiting for all flights. ``error`` is the error of the engine with which the item ends."""
-        self.done = True
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if self.inflight:
-            inflight, self.inflight = dict.fromkeys(self.inflight.values()), {}
-            for flight in inflight:
-                flight.leave(self, error)
-
-
-class CallTask(Task):
-    """Sends the call of a flight once."""
-
-    __slots__ = ("flight", "form")
-
-    def __init__(self, flight: Flight, timeout: float | None) -> None:
-        options, model = flight.common.options, flight.call.judge_model
-        pool, waiter = flight.common.pools[model.model], flight.common.batch or flight
-        super().__init__(flight.call.request(), pool, options.level, timeout, waiter, 0, options.tenant)
-        self.form, self.hedge, self.flight = model.format, options.hedge, flight
-        self.prefix = pool.prefix_of_task(self.payload)
-        flight.task = self
-
-    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """Return False if no item waits for the call any more, or the budget is spent. If the response format has changed, the request is
-        made again."""
-        flight = self.flight
-        if flight.task is not self:
-            return False
-        if (error := flight.common.spending.exceeded()) is not None:
-            flight.task = None
-            flight.driver.later(lambda: flight.end(error))
-            return False
-        if self.form != flight.call.judge_model.format:
-            self.form, self.payload = flight.call.judge_model.format, flight.call.request()
-        return True
-
-
-class Flight(Waiter):
-    """Holds one call until its value or final error, and the items that wait for it, the first of which pays for it. The call may be sent
-    several times: by the batch of its items, or by itself."""
-
-    __slots__ = ("_key", "call", "common", "context", "driver", "endpoint", "items", "task", "trail", "until")
-    execute = None
-
-    def __init__(self, key: Hashable, call: JudgeCall, common: Calling) -> None:
-        self._key, self.call, self.common, self.driver = key, call, common, common.driver
-        self.items: list[tuple[ItemCalls, int]] = []
-        self.task: CallTask | None = None
-        self.trail: tuple[AttemptRecord, ...] = ()
-        self.endpoint: str | None = None
-        if common.batch is None:
-            self.context = copy_context()
-            self.driver.waiters[self] = None
-
-    def latest(self) -> float:
-        return max([item.until for item, _ in self.items])
-
-    def send(self, *, again: bool = False) -> None:
-        if self.common.batch is not None:
-            self.common.batch.enqueue(self, again=again)
-            return
-        self.until = self.latest()  # when the time of the task is over
-        left = self.until - self.driver.engine.clock()
-        if left <= 0:
-            self.end(self.items[0][0].late())
-        else:
-            self.driver.submit(CallTask(self, None if left == inf else left))
-
-    def is_begun(self) -> bool:
-        """Return whether the scheduler has started the task. Otherwise the task waits in the feed of a batch."""
         with self.driver.engine.lock:
-            return self.task is not None and self.task.state is not TaskState.NEW
-
-    def leave(self, item: ItemCalls, error: QRewardError | None) -> None:
-        """Remove an item that no longer waits. Without waiting items, the request is cancelled."""
-        if not self.items:  # it has ended
-            return
-        self.items = [waiting for waiting in self.items if waiting[0] is not item]
-        if self.items:
-            return
-        self._land()
-        task, self.task, engine = self.task, None, self.driver.engine
-        if task is not None:
-            with engine.lock:
-                begun, cut = task.state is not TaskState.NEW, (*(task.trail or ()), *unanswered(task, engine.clock()))
-            item.usage = added(item.usage, self.common.spending.paid(None, None, cut))
-            if self.common.batch is not None:
-                self.common.batch.tallies.add_cancelled((task.attempt, task.copy))
-            if begun:  # otherwise ``CallTask.bind`` returns False later
-                self.driver.withdraw([task], error)
-
-    def _land(self) -> list[tuple[ItemCalls, int]]:
-        """Forget the flight, so that it is shared no more, and return the items that waited."""
-        self.common.flights.pop(self._key, None)
-        self.driver.waiters.pop(self, None)
-        items, self.items = self.items, []
-        return items
-
-    def end(self, outcome: Any, items: Sequence[tuple[ItemCalls, int]] | None = None) -> None:
-        """Pass the outcome to these items, which wait; None for all items, which ends the flight."""
-        for number, (item, place) in enumerate(self._land() if items is None else items):
-            if number and isinstance(outcome, QRewardError):  # a copy, so that each receiver adds its own traceback
-                cause = outcome.__cause__
-                outcome = copy(outcome)
-                outcome.__cause__ = cause
-            item.inflight.pop(place, None)
-            if not item.done:
-                item.outcomes[place] = outcome
-                if (decided := item.decide(item.outcomes)) is not None:
-                    item.end(decided)
+            why = said(self.driver.engine.clock(), common.pools[model])
+        return RequestTimeout(f"no verdict within {common.options.timeout:g} s; model {model!r}; {why}", model=model)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, CallTask)
-        if task is not self.task:
+        place, call, common, clock = task.place, task.call, self.common, self.driver.engine.clock
+        if self.tasks.get(place) is not task:
             return
-        self.task, answer, paid = None, outcome, None
-        trail, common, payer = tuple(task.trail or ()), self.common, self.items[0][0]
+        del self.tasks[place]
+        trail, answer, paid, endpoint = tuple(task.trail or ()), outcome, None, None
         if isinstance(outcome, Answer):
             assert source is not None
-            answer, self.endpoint = outcome.value, source.name
-            paid = common.spending.paid(outcome.value.usage, source.name, trail)
+            answer, endpoint = outcome.value, source.name
+            paid = common.spending.paid(answer.usage, endpoint, trail)
         elif trail:
-            self.endpoint = trail[-1].endpoint
+            endpoint = trail[-1].endpoint
             paid = common.spending.paid(None, None, trail)
-        step = common.evaluate(self.call, answer, task.form, self.endpoint)
+        step = evaluate(call, answer, task.form)
+        if step.reply is not None and (common.cache is not None or step.reply.fingerprint not in common.calibrator.weights):
+            common.keep(call, step, endpoint or "")
         if step.unread:
-            trail = (*trail, AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread))
-        self.trail, payer.trail = self.trail + trail, payer.trail + trail
-        payer.sent, payer.usage, payer.endpoint = True, added(payer.usage, paid), self.endpoint or payer.endpoint
-        if isinstance(step, Again) and self.driver.engine.clock() < self.latest():
-            self.call = step.call
-            self.send(again=True)
+            trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
+        self.usage = paid if self.usage is None else added(self.usage, paid)
+        self.sent, self.trail, self.endpoint = True, self.trail + trail, endpoint or self.endpoint
+        trail = task.earlier + trail
+        if isinstance(step, Again) and clock() < self.latest():
+            self._send(place, step.call, trail, again=True)
             return
-        value = (step.error or payer.late()) if isinstance(step, Again) else step.value
+        value = (step.error or self.late()) if isinstance(step, Again) else step.value
+        if isinstance(value, RequestTimeout) and common.batch is None and task.deadline < self.latest():
+            self._send(place, call, trail, again=True)  # for the items whose time is not over
+            return
         if isinstance(value, RequestError):
-            value.endpoint, value.attempts = value.endpoint or self.endpoint, self.trail
+            value.endpoint, value.attempts = value.endpoint or (trail[-1].endpoint if trail else None), trail
         elif source is not None:
-            payer.answered = successful(task.trail or (), source.name, seconds)
-        if not isinstance(value, RequestTimeout) or common.batch is not None or self.latest() <= self.until:
-            self.end(value)
+            self.answered = successful(task.trail or (), source.name, seconds)
+        self.receive(place, value)
+
+    def receive(self, place: int, outcome: Any) -> None:
+        """Take the outcome of a call."""
+        self.outcomes[place] = outcome
+        if self.waiting and (decided := self.decide(self.outcomes)) is not None:
+            self.end(decided)
+
+    def end(self, decided: Any) -> None:
+        """End the item and those that wait with it with the decided outcome or an error."""
+        sender = self.sender or self
+        if self.done and not sender.waiting:
             return
-        over = [each for each in self.items if each[0].until <= self.until]
-        self.items = [each for each in self.items if each not in over]
-        self.end(value, over)
-        if self.items:  # the end of one item may have ended other items
-            self.send(again=True)  # for the items whose time is not over
+        waiting = sender.stop(decided if isinstance(decided, BatchCancelled | ClientClosed | DeadlineExceeded) else None)
+        if isinstance(decided, RequestTimeout) and sender.trail:
+            decided = with_trail(decided, sender.trail)
+        for number, item in enumerate(waiting or [self]):
+            usage = None if number else sender.usage
+            if isinstance(decided, QRewardError):
+                outcome = copy(decided) if number else decided  # a copy, so that each receiver adds its own traceback
+                outcome.__cause__, outcome.usage = decided.__cause__, usage
+            else:
+                outcome = item.result(decided, usage, cached=number > 0 or not sender.sent)
+            item.done, item.sender = True, None
+            if item.timer is not None:
+                item.timer.cancel()
+            if self.common.batch is not None:
+                self.common.batch.end_item(item, outcome, sender, pays=not number)
+            if item.ended is not None and not item.ended.done():
+                item.ended.set_result(outcome)
+
+    def leave(self) -> None:
+        """Stop waiting. Without waiting items, the requests are cancelled."""
+        sender, self.sender, self.done = self.sender, None, True
+        if self.timer is not None:
+            self.timer.cancel()
+        if sender is not None and self in sender.waiting:
+            sender.waiting.remove(self)
+            if not sender.waiting:
+                sender.stop()
+
+    def stop(self, error: QRewardError | None = None) -> list[ItemCalls]:
+        """Cancel the requests that are left, and return the items that waited. ``error`` is the error of the engine with which they end."""
+        driver, common, begun = self.driver, self.common, list[Task]()
+        waiting, self.waiting, tasks, self.tasks = self.waiting, [], self.tasks, {}
+        if common.running.get(key := getattr(self, "key", None)) is self:
+            del common.running[key]
+        driver.waiters.pop(self, None)
+        for task in tasks.values():
+            with driver.engine.lock:
+                cut = (*(task.trail or ()), *unanswered(task, driver.engine.clock()))
+                begun += [task] if task.state is not TaskState.NEW else []  # otherwise ``CallTask.bind`` returns False later
+            self.usage = added(self.usage, common.spending.paid(None, None, cut))
+            if common.batch is not None:
+                common.batch.tallies.add_cancelled((task.attempt, task.copy))
+        if begun:
+            driver.withdraw(begun, error)
+        return waiting
 
     def close(self) -> None:
-        for item, _ in self.items:
-            item.end(ClientClosed("the client was closed before the verdict was there"))
+        self.end(ClientClosed("the client was closed before the verdict was there"))
 
     def abandon(self) -> list[Task]:
-        self._land()  # it refers to the driver of the closed loop
-        return [] if self.task is None else [self.task]
+        del self.common.running[self.key]  # it refers to the driver of the closed loop
+        return list(self.tasks.values())
 
 
 class ItemBatch(BatchWaiter):
@@ -363,13 +366,13 @@ class ItemBatch(BatchWaiter):
         if common.cache is not None and unit == "items":
             items, prepare = with_votes(items, prepare, common.cache), lambda item: item
         super().__init__(common.driver, first, items, prepare, options, settings, per_pool, size)
-        self.common, self._is_stopping = common._replace(flights={}, batch=self), False
+        self.common, self._is_stopping = common._replace(running={}, batch=self), False
         self._stop_error: Callable[[], QRewardError] | None = None
         self.execute = self._send_timed if several and options.timeout is not None else None
-        self._waited, self._unit, self.tallies = waited, unit, self._tallies
+        self._waited, self._unit, self.tallies, self.feeds = waited, unit, self._tallies, self._feeds
 
     def _is_trying(self) -> bool:
-        return False  # ``enqueue`` decides for each call, because the calls of an item may have different feeds
+        return False  # ``ItemCalls`` decides for each call, because the calls of an item may have different feeds
 
     def _put(self, index: int, payload: Any) -> None:
         if isinstance(payload, Invalid):
@@ -384,14 +387,12 @@ class ItemBatch(BatchWaiter):
             self.driver.loop.create_task(self._rank(payload)).add_done_callback(report_error)
 
     async def _rank(self, group: Any) -> None:
-        """Judge the pairs of a group, round after round, and settle its result. When the batch is stopping, no round begins."""
+        """Rank a group, and settle its result."""
         born, outcome = self.driver.engine.clock(), None
         try:
-            while (pairs := group.next_pairs()) and not self._is_stopping:
-                await self._round(group, pairs)
-            outcome = group.outcome() if not pairs else self._stop_error and self._stop_error()
-        except asyncio.CancelledError:  # a pair was dropped
-            pass
+            outcome = await group.ranked(self._judged)
+        except asyncio.CancelledError:  # the batch is stopping
+            outcome = self._stop_error and self._stop_error()
         del self._live[group]
         if outcome is not None:
             answer, error = (None, outcome) if isinstance(outcome, QRewardError) else (JudgeAnswer(outcome), None)
@@ -400,81 +401,60 @@ class ItemBatch(BatchWaiter):
             self._settle(Result(group.index, answer, error, None, self.driver.engine.clock() - born, 0.0, (), group.extra))
         self._end_if_done()
 
-    async def _round(self, group: Any, pairs: Sequence[Any]) -> None:
-        items: dict[Any, ItemCalls] = {}
-        for pair in pairs:
-            item = group.item(pair)
-            if isinstance(item, Invalid):
-                group.record(pair, as_ours(item.error, f"pair {pair}", "judged"), None)
-            else:
-                items[pair], item.common, item.ended = item, self.common, self.driver.loop.create_future()
-        self._live.update(dict.fromkeys(items.values()))
+    async def _judged(self, items: Sequence[ItemCalls]) -> Sequence[Any]:
+        """Send the calls of pairs, and return their outcomes. Raises ``CancelledError`` if the batch is stopping."""
+        if self._is_stopping:
+            raise asyncio.CancelledError
+        for item in items:
+            item.common, item.driver, item.ended = self.common, self.driver, self.driver.loop.create_future()
+        self._live.update(dict.fromkeys(items))
         if self.common.cache is not None:
-            await fill(items.values(), self.common.cache)
-        for item in items.values():
+            await fill(items, self.common.cache)
+        for item in items:
             item.begin(self.common, self.driver.engine.clock())
         self._hand_out()
-        for pair, item in items.items():
-            assert item.ended is not None
-            group.record(pair, await item.ended, item.usage)
-
-    def enqueue(self, flight: Flight, *, again: bool) -> None:
-        """Append a call to the feed of its pool. A call that was sent before is put first."""
-        feed, timeout = self._feeds[self.common.pools[flight.call.judge_model.model]], self.common.options.timeout
-        failing = feed.failing  # another thread may set it to None
-        if failing is not None and feed.ahead():
-            self.finish(CallTask(flight, timeout), failing(), None, 0.0)
-        elif not again:
-            feed.read(CallTask(flight, timeout))
-        else:
-            if (until := flight.latest()) < inf:
-                timeout = until - self.driver.engine.clock()
-            for item, _ in flight.items:  # their deadline may pass while the request is still in the queue
-                item.start_timer()
-            self.driver.refill(feed, [CallTask(flight, timeout)])
+        return [await item.ended for item in items if item.ended is not None]
 
     async def _send_timed(self, attempt: Attempt) -> Outcome:
         """Send an attempt. The timeout of an item starts with its first request."""
         task = attempt.task
-        if isinstance(task, CallTask):
-            for item, _ in task.flight.items:
-                item.start_timer()
+        if isinstance(task, CallTask) and task.item.waiting:
+            task.item.start_timer()
         return await self.driver.backend.send(attempt.source.endpoint, task.payload)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, CallTask)
-        if task is not task.flight.task:
+        item = task.item
+        if item.tasks.get(task.place) is not task:
             return
         self.tallies.add(result_of(task, outcome, source, seconds))
-        for item, _ in task.flight.items:
-            item.until = task.deadline if item.until == inf else item.until
-            if item.begun is None:
-                item.born, item.begun = task.born, task.sent_at
-        task.flight.finish(task, outcome, source, seconds)
+        item.until = task.deadline if item.until == inf else item.until
+        if item.begun is None:
+            item.born, item.begun = task.born, task.sent_at
+        item.finish(task, outcome, source, seconds)
 
-    def end_item(self, item: ItemCalls, outcome: Any) -> None:
+    def end_item(self, item: ItemCalls, outcome: Any, sender: ItemCalls, *, pays: bool) -> None:
+        """Settle the result of an item. The attempts are told in the result of the item that pays for them."""
         self._live.pop(item, None)
         if item.ended is not None:  # a pair of a group
             return
-        queued, seconds, answer, trail, error = 0.0, 0.0, None, item.trail, None
-        if item.begun is not None:
-            queued = item.begun - item.born
+        queued, seconds, answer, error = 0.0, 0.0, None, None
+        endpoint, trail = (sender.endpoint, sender.trail) if pays else (None, ())
+        if sender.begun is not None:
+            queued = sender.begun - sender.born
         if isinstance(outcome, QRewardError):
             error = outcome
         else:
             answer = JudgeAnswer(outcome)
-            seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
-            trail = trail if item.answered is None else (*trail, item.answered)
-        self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, trail, item.extra))
+            seconds = 0.0 if sender.begun is None else self.driver.engine.clock() - sender.begun
+            trail = (*trail, sender.answered) if pays and sender.answered is not None else trail
+        self._settle(Result(item.index, answer, error, endpoint, seconds, queued, trail, item.extra))
         self._end_if_done()
-
-    def _item_calls(self) -> list[ItemCalls]:
-        return [each for each in self._live if isinstance(each, ItemCalls)]
 
     def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:
         self._is_stopping, self._stop_error = True, make_error
         self._close_feeds()
-        for item in self._item_calls():
+        for item in [each for each in self._live if isinstance(each, ItemCalls)]:
             if make_error is None:
                 self._drop(item)
             else:
@@ -482,18 +462,27 @@ class ItemBatch(BatchWaiter):
 
     def _drop(self, item: ItemCalls) -> None:
         del self._live[item]
-        item.leave()
+        item.stop()
+        item.done, item.sender = True, None
+        if item.timer is not None:
+            item.timer.cancel()
         if item.ended is not None:
             item.ended.cancel()
 
     def abandon(self) -> list[Task]:
         self._close_feeds()
-        return [flight.task for flight in self.common.flights.values() if flight.task is not None]
+        return [task for item in self.common.running.values() for task in item.tasks.values()]
 
     def _drop_unstarted(self) -> None:
         self._feed.ended = self._is_stopping = True
-        for item in self._item_calls():
-            if item.begun is None and not any(flight.is_begun() for flight in item.inflight.values()):
+        with self.driver.engine.lock:
+            started = {
+                item
+                for item in self.common.running.values()
+                if item.begun is not None or any(task.state is not TaskState.NEW for task in item.tasks.values())
+            }
+        for item in [each for each in self._live if isinstance(each, ItemCalls)]:
+            if item.sender not in started:
                 self._drop(item)
 
 

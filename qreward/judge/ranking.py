@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -11,10 +11,11 @@ from operator import mul
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from qreward.engine.batch import as_ours
 from qreward.errors import BatchCancelled, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.calibration import sigmoid
-from qreward.judge.loop import Invalid, ItemCalls
+from qreward.judge.loop import ItemCalls
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.types import Comparison
@@ -137,16 +138,12 @@ def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[Inde
 
 
 def is_connected(size: int, pairs: Iterable[IndexPair]) -> bool:
-    above = list(range(size))
-
-    def root(index: int) -> int:
-        while above[index] != index:
-            index = above[index]
-        return index
-
-    for first, second in pairs:
-        above[root(first)] = root(second)
-    return len({root(index) for index in range(size)}) <= 1
+    reached, links = {0}, list(pairs)
+    for _ in range(size):
+        for pair in links:
+            if not reached.isdisjoint(pair):
+                reached.update(pair)
+    return len(reached) >= size
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,38 +263,43 @@ class ResponseGroup:
         self._fields = {name: value for name, value in fields.items() if name != "responses"}
         self._responses, self._places = unique_responses(fields)
         self._size, self._budget = len(self._responses), budget_of(len(self._responses), comparisons)
-        self._asked: set[IndexPair] = set()
         self._done: dict[IndexPair, Comparison] = {}
         self._errors: list[QRewardError] = []
         for first in range(0, self._size, 2):
             builder.item(self._pair((first, min(first + 1, self._size - 1))), strict=strict)
 
+    def reader(self, builder: RequestBuilder) -> Callable[[object], ResponseGroup]:
+        """Return the function that reads this group as the only one of a batch."""
+        self.builder = builder
+        return lambda _: self
+
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
         return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
 
-    @property
-    def _scores(self) -> dict[IndexPair, float]:
-        return {pair: comparison.score for pair, comparison in self._done.items()}
+    async def ranked(self, judged: Callable[[Sequence[ItemCalls]], Awaitable[Sequence[Any]]]) -> Ranking | QRewardError:
+        """Compare pairs, round after round, until the budget is spent or all comparisons so far have failed, and rank the responses.
 
-    def next_pairs(self) -> Sequence[IndexPair]:
-        """Return the pairs of the next round; empty if the budget is spent, or no comparison succeeded so far."""
-        left = self._budget - len(self._asked)
-        if left <= 0 or (self._errors and not self._done):
-            return ()
-        return next_pairs(self._size, left, self._asked, self._scores)
+        Args:
+            judged: sends the calls of items, and returns their outcomes.
+        """
+        asked, scores = set[IndexPair](), dict[IndexPair, float]()
+        while len(asked) < self._budget and (self._done or not self._errors):
+            items = dict[IndexPair, ItemCalls]()
+            for pair in next_pairs(self._size, self._budget - len(asked), asked, scores):
+                asked.add(pair)
+                try:
+                    items[pair] = self.builder.item(self._pair(pair), strict=False)
+                except Exception as error:
+                    self._errors.append(as_ours(error, f"pair {pair}", "judged"))
+            for pair, outcome in zip(items, await judged([*items.values()]), strict=True):
+                self.usage = added(self.usage, outcome.usage)
+                if isinstance(outcome, QRewardError):
+                    self._errors.append(outcome)
+                else:
+                    self._done[pair], scores[pair] = outcome, outcome.score
+        return self._outcome(len(asked), scores)
 
-    def item(self, pair: IndexPair) -> ItemCalls | Invalid:
-        self._asked.add(pair)
-        return self.builder.read(self._pair(pair))
-
-    def record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
-        self.usage = added(self.usage, usage)
-        if isinstance(outcome, QRewardError):
-            self._errors.append(outcome)
-        else:
-            self._done[pair] = outcome
-
-    def outcome(self) -> Ranking | QRewardError:
+    def _outcome(self, asked: int, given: Mapping[IndexPair, float]) -> Ranking | QRewardError:
         """Return the ranking; an error if the batch was stopped or too many comparisons failed."""
         for each in self._errors:
             if isinstance(each, BatchCancelled | ClientClosed | DeadlineExceeded):
@@ -307,12 +309,11 @@ class ResponseGroup:
         if self._errors and not is_connected(self._size, self._done):
             reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in self._errors))
             error = InvalidResponse(
-                f"{len(self._errors)} of {len(self._asked)} comparisons failed, and the others do not connect all {self._size} "
-                f"responses: {reasons}"
+                f"{len(self._errors)} of {asked} comparisons failed, and the others do not connect all {self._size} responses: {reasons}"
             )
             error.__cause__ = self._errors[0]
             return error
-        scores, errors = scored(fit(self._size, self._scores), self._places) if self._places else ((), ())
+        scores, errors = scored(fit(self._size, given), self._places) if self._places else ((), ())
         shown = [self._places.index(place) for place in range(self._size)]  # of identical responses, the first is shown
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from functools import partial
 from hashlib import blake2b
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions import Decide as DecisionCodec
@@ -54,9 +53,10 @@ def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, 
             if name not in item:
                 raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
         return item
-    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not prompts.is_conversation(item):
+    is_conversation = isinstance(item, tuple | list) and item and isinstance(item[0], Mapping) and prompts.is_conversation(item)
+    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not is_conversation:
         return dict(zip(names, item, strict=False))
-    if prompts.is_conversation(item):
+    if is_conversation:
         raise ConfigError("an item is not a conversation: give (messages, response), with the response apart from the messages before it")
     given = f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
     raise ConfigError(f"an item is ({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these, not {given}")
@@ -69,7 +69,7 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     return {name: value for name, value in item.items() if name not in names} or None
 
 
-def prepared(item: object, names: Sequence[str], make: Callable[[Mapping[str, Any], Mapping[str, Any] | None], Any]) -> Any:
+def prepared(names: Sequence[str], make: Callable[..., Any], item: object) -> Any:
     """Return what ``make`` makes of the fields of an item and of those that are not judged, or ``Invalid``."""
     extra = None
     try:
@@ -83,13 +83,13 @@ class ItemPrompt:
     """The prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
-        self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
-        shows = config.rubric is None and shown_in(prompt, pairs=pairs) is not None
+        names = PAIR_NAMES if pairs else POINT_NAMES
+        shows = not config.has_criteria and shown_in(prompt, pairs=pairs) is not None
         self.prompt = Prompt(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
-            needed=self.names[:-1] if prompt is None else self.names[1:-1],  # built-in prompts also need the task
-            known=None if callable(prompt) else (*self.names, *filter(None, [config.rubric_column])),
+            needed=names[:-1] if prompt is None else names[1:-1],  # built-in prompts also need the task
+            known=None if callable(prompt) else (*names, *filter(None, [config.rubric_column])),
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self.prompt.names
@@ -97,64 +97,12 @@ class ItemPrompt:
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
 
-ModelQuestions = tuple[ItemPrompt, Sequence[JudgeModel]]
-"""The prompt and the questions for one model. Each question is one request."""
+class Asked(NamedTuple):
+    """What all items with the same rubric are asked: for each model its prompt and its questions, each of which is one request; and how
+    the answers are aggregated."""
 
-
-class RequestBuilder:
-    """Makes the calls for items: single responses or pairs. ``by_item`` returns the builder for the rubric of an item."""
-
-    def __init__(
-        self,
-        models: Sequence[ModelQuestions],
-        samples: int,
-        decide: Decide,
-        calibrate: Callable[[float], float] | None = None,
-        by_item: Callable[[Mapping[str, Any]], RequestBuilder] | None = None,
-    ) -> None:
-        self._by_item = by_item
-        self._models, self._samples, self._decide, self._calibrate = models, samples, decide, calibrate
-        self._names, self._pairs = models[0][0].names, models[0][0].pairs
-        each = samples * (2 if self._pairs else 1)
-        self.per_model = {questions[0].model: None if by_item else len(questions) * each for _, questions in models}
-        self._grouped = any(len(questions) > 1 for _, questions in models)
-
-    def read(self, item: object) -> ItemCalls | Invalid:
-        return prepared(item, self._names, partial(self.item, strict=False))  # type: ignore[no-any-return]
-
-    def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
-        """Make the calls for an item. ``strict`` refuses fields that no template names."""
-        if self._by_item is not None:
-            return self._by_item(fields).item(fields, extra, strict=strict)
-        group = None
-        if self._grouped:
-            group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
-        orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
-        calls: list[JudgeCall] = []
-        for prompt, questions in self._models:
-            asked: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            bases: dict[int, Messages] = {}
-            for sample, judge_model, order in product(range(self._samples), questions, range(len(orders))):
-                question = judge_model.question
-                if (question, order) not in asked:
-                    if prompt.has_place or order not in bases:
-                        given = {**orders[order], ANSWER_FORM: question} if prompt.has_place else orders[order]
-                        bases[order] = CHAT.validate(prompt.prompt.messages(given, extra=not strict))
-                    base = bases[order]
-                    messages = noted(base, question) if question and prompt.appends else base
-                    asked[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
-                messages, digest = asked[question, order]
-                key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-                calls.append(JudgeCall(judge_model, judge_model.input_of(messages), key, sample, order > 0, judge_model.reasks, group))
-        return ItemCalls(calls, self._decide, self._result, extra)
-
-    def _result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
-        score, votes, confidence = decided
-        if not self._pairs:
-            calibrated = score if self._calibrate is None else self._calibrate(score)
-            return Verdict(calibrated, votes, None, usage, cached, confidence, calibrated=self._calibrate is not None)
-        preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
-        return Comparison(preference, score, votes, usage, cached, confidence)
+    models: Sequence[tuple[ItemPrompt, Sequence[JudgeModel]]]
+    decide: Decide
 
 
 MOST_RUBRICS = 1024
@@ -165,8 +113,101 @@ Limits = tuple[int, ...]
 """For each model, the largest number of questions in a request for decisions; 0 for a model that answers in writing."""
 
 
+class RequestBuilder:
+    """Makes the calls for items of one judge: single responses or pairs.
+
+    Attributes:
+        names: the fields of an item that is a tuple.
+        per_model: name of a model -> number of calls for an item; None if items have rubrics of their own.
+    """
+
+    def __init__(self, judge: Builders, limits: Limits, *, pairs: bool) -> None:
+        config = judge.config
+        self._judge, self._limits, self._pairs, self._samples = judge, limits, pairs, config.samples
+        self.names = PAIR_NAMES if pairs else POINT_NAMES
+        self._column, self._lock = config.rubric_column, threading.Lock()
+        self._of_rubric: dict[str | bytes, Asked] = {}  # a rubric as an item has it, or as settings -> what is asked
+        self._usual = self._make(_ANY if self._column is not None and config.rubric is None else config.rubric)
+        each = config.samples * (2 if pairs else 1)
+        self.per_model = {
+            model: None if self._column else len(questions) * each
+            for model, (_, questions) in zip(config.model, self._usual.models, strict=True)
+        }
+
+    def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
+        """Make the calls for an item. ``strict`` refuses fields that no template names."""
+        asked = self._usual if self._column is None else self._asked_of(fields, self._column)
+        group = None
+        if any(len(questions) > 1 for _, questions in asked.models):
+            group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
+        orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
+        calls: list[JudgeCall] = []
+        for prompt, questions in asked.models:
+            made: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
+            for order, shown in enumerate(orders):
+                base = [] if prompt.has_place else CHAT.validate(prompt.prompt.messages(shown, extra=not strict))
+                for question in dict.fromkeys([each.question for each in questions]):
+                    messages = base
+                    if prompt.has_place:
+                        messages = CHAT.validate(prompt.prompt.messages({**shown, ANSWER_FORM: question}, extra=not strict))
+                    elif question and prompt.appends:
+                        messages = noted(base, question)
+                    made[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
+            for sample, model, order in product(range(self._samples), questions, range(len(orders))):
+                messages, digest = made[model.question, order]
+                inputs = messages if model.input_of is None else model.input_of(messages)
+                key = blake2b(model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
+                calls.append(JudgeCall(model, inputs, key, sample, order > 0, model.reasks, group))
+        return ItemCalls(calls, asked.decide, self._result, extra)
+
+    def _result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
+        score, votes, confidence = decided
+        if not self._pairs:
+            calibrate = self._judge.calibrate
+            calibrated = score if calibrate is None else calibrate(score)
+            return Verdict(calibrated, votes, None, usage, cached, confidence, calibrated=calibrate is not None)
+        preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
+        return Comparison(preference, score, votes, usage, cached, confidence)
+
+    def _make(self, rubric: Rubric | None) -> Asked:
+        config, ends, questions = self._judge.config, self._judge.parser.ends, self._judge.questions
+        models = [questions(model, most, rubric, pairs=self._pairs) for model, most in zip(config.model, self._limits, strict=True)]
+        if self._pairs:
+            return Asked(models, partial(aggregate_comparisons, how=config.settle))
+        if rubric is None:
+            return Asked(models, partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0]))
+        sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
+        bounds = config.range or (0.0, 1.0)
+        return Asked(models, partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds))
+
+    def _asked_of(self, fields: Mapping[str, Any], column: str) -> Asked:
+        """Return what an item is asked, by the rubric in its field."""
+        value: Any = fields.get(column)
+        if self._judge.config.rubric is not None and prompts.is_absent("reference", value):  # which holds for a blank text too
+            return self._usual
+        if prompts.is_absent("rubric", value):
+            has = "has no value" if column in fields else "is missing"
+            raise ConfigError(f"the item has no rubric: its field {column!r} {has}, and the judge has no rubric for such items")
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        key = value if isinstance(value, str) else encoded(value.settings() if isinstance(value, Rubric) else value)
+        with self._lock:
+            found = self._of_rubric.get(key)
+        if found is None:
+            try:
+                rubric = rubric_of_item(value)
+            except BadRequest as error:
+                raise BadRequest(f"the rubric in {column!r} is wrong: {error}") from None
+            with self._lock:
+                same = encoded(rubric.settings())
+                found = self._of_rubric[key] = self._of_rubric[same] = self._of_rubric.get(same) or self._make(rubric)
+                while len(self._of_rubric) > MOST_RUBRICS:
+                    del self._of_rubric[next(iter(self._of_rubric))]
+        return found
+
+
 class Builders:
-    """Makes the request builders of one judge on first use, and keeps them."""
+    """Makes the request builders of one judge on first use, and keeps them. They share the prompts and what is known of the models."""
 
     def __init__(
         self,
@@ -176,19 +217,15 @@ class Builders:
         decide: DecisionCodec,
         calibrate: Callable[[float], float] | None = None,
     ) -> None:
-        self._column, self._usual = config.rubric_column, config.rubric
-        if self._column is not None and self._usual is None:
-            config = config.model_copy(update={"rubric": _ANY})
-        self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
-        self._of_rubric: dict[str | bytes, Builders] = {}  # a rubric as an item has it, or as settings -> its builders
-        self._formats = {model: AnswerFormat(config) for model in config.model}
+        self.config, self.parser, self.calibrate, self._given, self._decide = config, parser, calibrate, given, decide
+        self._formats = {model: AnswerFormat(config.response_format) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
         self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
         self._lock = threading.Lock()
         self.written: Limits = (0,) * len(config.model)
         self._point: SingleQuestion | None = None
         if config.method != "write":
-            if config.rubric is None:
+            if not config.has_criteria:
                 if given["score"] is not None:
                     raise ConfigError(
                         "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
@@ -208,32 +245,19 @@ class Builders:
         with self._lock:
             key = pairs, limits
             if key not in self._made:
-                self._made[key] = self._make(limits, pairs)
+                self._made[key] = RequestBuilder(self, limits, pairs=pairs)
             return self._made[key]
 
-    def _make(self, limits: Limits, pairs: bool) -> RequestBuilder:
-        config, ends = self._config, self._parser.ends
-        models = [self._questions(model, most, pairs) for model, most in zip(config.model, limits, strict=True)]
-        decide: Decide = partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
-        if pairs:
-            decide = partial(aggregate_comparisons, how=config.settle)
-        elif config.rubric is not None:
-            sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
-            bounds = config.range or (0.0, 1.0)
-            decide = partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=bounds)
-        by_item = None if self._column is None else partial(self._of_item, limits, pairs)
-        return RequestBuilder(models, config.samples, decide, self._calibrate, by_item)
-
-    def _questions(self, model: str, most: int, pairs: bool) -> ModelQuestions:
+    def questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
         into requests with at most ``most`` decisions."""
-        config, given, form, rubric = self._config, self._given, self._formats[model], self._config.rubric
+        config, given, form = self.config, self._given, self._formats[model]
         apart = bool(most) or not (rubric is None or pairs)
         if (pairs, apart) not in self._prompts:
             self._prompts[pairs, apart] = ItemPrompt(given["pair_prompt" if pairs else "prompt"], config, pairs=pairs, apart=apart)
         prompt = self._prompts[pairs, apart]
         if not apart:
-            parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self._parser
+            parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self.parser
             return prompt, [WritingModel(model, parser, config, form, rubric, told=prompt.tells)]
         if rubric is not None and not most:
             return prompt, [WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria]
@@ -243,31 +267,3 @@ class Builders:
         else:
             subjects = [self._point] if rubric is None else evenly(rubric.criteria, most)
         return prompt, [DecidingModel(model, each, config, self._decide) for each in subjects]
-
-    def _of_item(self, limits: Limits, pairs: bool, fields: Mapping[str, Any]) -> RequestBuilder:
-        """Return the builder for the rubric of an item."""
-        value: Any = fields.get(str(self._column))
-        if self._usual is not None and prompts.is_absent("reference", value):  # which holds for a blank text too
-            value = self._usual
-        elif prompts.is_absent("rubric", value):
-            has = "has no value" if self._column in fields else "is missing"
-            raise ConfigError(f"the item has no rubric: its field {self._column!r} {has}, and the judge has no rubric for such items")
-        if hasattr(value, "tolist"):
-            value = value.tolist()
-        key = value if isinstance(value, str) else encoded(value.settings() if isinstance(value, Rubric) else value)
-        with self._lock:
-            found = self._of_rubric.get(key)
-        if found is None:
-            try:
-                rubric = rubric_of_item(value)
-            except BadRequest as error:
-                raise BadRequest(f"the rubric in {self._column!r} is wrong: {error}") from None
-            with self._lock:
-                found = self._of_rubric.get(same := encoded(rubric.settings()))
-                if found is None:  # they share the prompts and what is known of the models
-                    found = copy(self)
-                    found._config, found._column, found._made = self._config.model_copy(update={"rubric": rubric}), None, {}
-                self._of_rubric[key] = self._of_rubric[same] = found
-                while len(self._of_rubric) > MOST_RUBRICS:
-                    del self._of_rubric[next(iter(self._of_rubric))]
-        return found.get(limits, pairs=pairs)

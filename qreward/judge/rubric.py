@@ -114,11 +114,6 @@ class Criterion(Policy):
         steps = len(self.question.options) - 1
         return (1.0, 0.0) if self.levels is None else tuple(level / steps for level in range(steps + 1))
 
-    @property
-    def reads(self) -> str:
-        """What the outcome of an answer depends on, besides the question."""
-        return repr((self.name, self.weight, self.gate, self.option_values))
-
     def value(self, distribution: Mapping[Option, float]) -> float:
         """Return the expected value, from 0 to 1.
 
@@ -204,10 +199,6 @@ class Rubric:
         if not any(each.weight > 0 for each in criteria):
             raise ConfigError("Rubric: no criterion has a positive weight, so every score would be 0; give at least one a positive weight")
         object.__setattr__(self, "criteria", tuple(criteria))
-
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        return tuple(each.question for each in self.criteria)
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the criteria as plain values. :meth:`load` makes an equal rubric from them."""

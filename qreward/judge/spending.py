@@ -51,7 +51,7 @@ class Spending:
                 "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
                 "completion tokens)), or a budget of tokens"
             )
-        self._judge, self._budget, self._prices = judge, budget, prices
+        self._judge, self.budget, self._prices = judge, budget, prices
         self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
         self._cost: float | None = None
         self._logged, self._silent = False, ""
@@ -92,14 +92,14 @@ class Spending:
 
         An attempt whose cost was not reported counts as much as the mean answer.
         """
-        if self._budget is None:
+        if self.budget is None:
             return None
         share = 1 + self._unreported / max(1, self._answers)
         cost, tokens, said = (self._cost or 0.0) * share, self._tokens * share, ""
-        if self._budget.cost is not None and cost >= self._budget.cost:
-            said = f"${cost:.4g} of ${self._budget.cost:g}"
-        elif self._budget.tokens is not None and tokens >= self._budget.tokens:
-            said = f"{tokens:.0f} of {self._budget.tokens} tokens"
+        if self.budget.cost is not None and cost >= self.budget.cost:
+            said = f"${cost:.4g} of ${self.budget.cost:g}"
+        elif self.budget.tokens is not None and tokens >= self.budget.tokens:
+            said = f"{tokens:.0f} of {self.budget.tokens} tokens"
         why = f"the budget of the judge {self._judge} is spent ({said}), so no request is sent; raise budget"
         if self._silent:
             why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"

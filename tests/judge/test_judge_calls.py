@@ -36,17 +36,17 @@ def test_each_answer_to_a_call_is_a_vote_an_error_or_another_call() -> None:
     again = evaluate(call, said("no verdict"), SCHEMA)
     assert isinstance(again, Again)
     assert (isinstance(again.error, InvalidResponse), "(15 tokens)" in again.unread) == (True, True)
-    assert [message["role"] for message in again.call.request().inputs] == ["user", "assistant", "user"]
+    assert [message["role"] for message in again.call.judge_model.request(again.call).inputs] == ["user", "assistant", "user"]
     last = evaluate(again.call, said("no verdict"), SCHEMA)  # type: ignore[arg-type]
     assert isinstance(last, Done)
     assert "in 2 answers" in str(last.value)
 
     cut = evaluate(call, said({"content": "Let me", "finish_reason": "length"}), SCHEMA)
     assert isinstance(cut, Again)
-    assert cut.call.request().params["max_tokens"] == 16
+    assert cut.call.judge_model.request(cut.call).params["max_tokens"] == 16
     smaller = evaluate(cut.call, refused("max_tokens is too large").error, SCHEMA)  # type: ignore[arg-type]
     assert isinstance(smaller, Again)
-    assert smaller.call.request().params["max_tokens"] == 8
+    assert smaller.call.judge_model.request(smaller.call).params["max_tokens"] == 8
 
     late = evaluate(call, RequestTimeout("late"), SCHEMA)
     assert isinstance(late, Done)
@@ -57,4 +57,4 @@ def test_each_answer_to_a_call_is_a_vote_an_error_or_another_call() -> None:
 def test_a_call_whose_format_was_rejected_is_made_again_in_the_next_one() -> None:
     call = call_of()
     assert isinstance(evaluate(call, refused("response_format is not supported").error, SCHEMA), Again)
-    assert call.request().params["response_format"] == {"type": "json_object"}
+    assert call.judge_model.request(call).params["response_format"] == {"type": "json_object"}

@@ -110,7 +110,7 @@ class ChatCodec:
         return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        return sum(len(joined(message.get("content"))) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
+        return tokens_of(call.inputs), most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
         if type(inputs) is list and inputs:
@@ -130,6 +130,11 @@ class VerbatimChatCodec(ChatCodec):
 
 
 CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
+
+
+def tokens_of(messages: Iterable[Mapping[str, Any]]) -> float:
+    """Return an estimate of the tokens of messages."""
+    return sum(len(joined(message.get("content"))) for message in messages) / CHARS_PER_TOKEN
 
 
 def most_output(params: Mapping[str, Any]) -> float:

@@ -289,22 +289,17 @@ def _merge(into: dict[str, Any], name: str, value: Any, *, joins: bool = True) -
 def _merged_list(name: str, old: Any, items: list[Any]) -> Indexed | list[Any]:
     if name == "tool_calls" or type(old) is Indexed or any(isinstance(item, dict) and "index" in item for item in items):
         known = old if type(old) is Indexed else Indexed()
-        for item in items:
-            _merge_item(known, item)
+        for item in filter(lambda item: isinstance(item, dict), items):
+            entry = known.setdefault(_place(known, item), {})
+            for member, value in item.items():
+                repeated = member == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name")
+                # some servers repeat the name with each piece of the arguments
+                _merge(entry, member, {**value, "name": None} if repeated else value)
         return known
     if type(old) is not list:
         return list(items)
     old.extend(items)
     return old
-
-
-def _merge_item(known: Indexed, item: Any) -> None:
-    if isinstance(item, dict):
-        entry = known.setdefault(_place(known, item), {})
-        for name, value in item.items():
-            if name == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name"):
-                value = {**value, "name": None}  # noqa: PLW2901 - some servers repeat the name with each piece of the arguments
-            _merge(entry, name, value)
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:

@@ -105,7 +105,7 @@ def number(raw: str | float | None) -> float | None:
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
-    if not _tells_limits(tuple(headers)):
+    if not tell_limits(tuple(headers)):
         return None
     clock = _clock(headers, now)
     requests = _first(REQUESTS, headers, clock)
@@ -114,8 +114,8 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
 
 
 @lru_cache(maxsize=1024)
-def _tells_limits(names: tuple[str, ...]) -> bool:
-    """Return whether one of the headers tells a limit. The answers of a server nearly always have the same headers."""
+def tell_limits(names: tuple[str, ...]) -> bool:
+    """Return whether headers with these names tell a limit. A server nearly always answers with the same names."""
     return not _SIGNS.isdisjoint(map(str.lower, names))
 
 

@@ -228,7 +228,8 @@ class EndpointConnection:
             value = call.codec.decode(reply.body, call)
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failed(reply, call).by_body(error)
-        usage, limits = value.usage, rate_limit_headers.read(reply.headers)
+        usage, headers = value.usage, reply.headers
+        limits = rate_limit_headers.read(headers) if rate_limit_headers.tell_limits(tuple(headers)) else None
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)

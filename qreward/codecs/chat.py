@@ -72,7 +72,12 @@ class ChatCodec:
     path = "/chat/completions"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
+        all_text = True
+        for message in call.inputs:
+            for value in message.values():
+                if type(value) is not str:
+                    all_text = False
+        return jsonio.write(model, "messages", call.inputs, call.params, all_text=all_text)
 
     def decode(self, body: bytes, call: WireRequest) -> ChatAnswer:
         try:
@@ -105,7 +110,7 @@ class ChatCodec:
         return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        return sum(len(joined(message.get("content"))) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
+        return tokens_of(call.inputs), most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
         if type(inputs) is list and inputs:
@@ -125,6 +130,11 @@ class VerbatimChatCodec(ChatCodec):
 
 
 CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
+
+
+def tokens_of(messages: Iterable[Mapping[str, Any]]) -> float:
+    """Return an estimate of the tokens of messages."""
+    return sum(len(joined(message.get("content"))) for message in messages) / CHARS_PER_TOKEN
 
 
 def most_output(params: Mapping[str, Any]) -> float:
@@ -170,16 +180,6 @@ def characters(value: object) -> float:
 def is_missing(message: Mapping[str, Any]) -> bool:
     """Return True if a message has neither content nor tool calls. An empty string is content."""
     return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
-
-
-def _all_text(messages: Any) -> bool:
-    for message in messages:
-        if type(message) is not dict:
-            return False
-        for value in message.values():
-            if type(value) is not str:
-                return False
-    return True
 
 
 def _validate_slowly(inputs: Any) -> list[Any]:

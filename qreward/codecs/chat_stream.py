@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from functools import partial
 from typing import Any
@@ -151,14 +150,13 @@ class Indexed(dict[int, dict[str, Any]]):
 
 
 class _Choice:
-    __slots__ = ("ending", "goes_on", "logprobs", "message", "more")
+    __slots__ = ("ending", "goes_on", "message", "more")
 
     def __init__(self) -> None:
         self.message: dict[str, Any] = {}
         self.ending: Any = None
         self.goes_on = False  # True after output that followed an ending
-        self.logprobs: list[Any] = []
-        self.more: dict[str, Any] = {}
+        self.more: dict[str, Any] = {}  # ``logprobs``, and members outside the API
 
     def add(self, choice: ChunkChoice, length: int) -> int:
         """Merge the choice of a chunk. ``length`` is the size of the chunk in bytes. Return the approximate number of bytes kept."""
@@ -172,10 +170,11 @@ class _Choice:
                 _merge(self.message, name, joined(value) if name == "content" else value)
                 kept += length
         if choice.logprobs is not None:
-            self.logprobs.append(choice.logprobs)
+            _merge(self.more, "logprobs", choice.logprobs, joins=False)
             kept += length
         if choice.more:
-            _replace(self.more, choice.more)
+            for name, value in choice.more.items():
+                _merge(self.more, name, value, joins=False)
             kept += length
         if choice.ending is not None:
             self.ending = choice.finish_reason
@@ -186,10 +185,7 @@ class _Choice:
         if type(self.message.get("tool_calls")) is Indexed:
             for call in message["tool_calls"]:
                 call.pop("index", None)
-        logprobs: dict[str, Any] = {}
-        for each in self.logprobs:
-            _merge(logprobs, "logprobs", each)
-        return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(logprobs), **self.more}
+        return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(self.more)}
 
 
 class StreamAccumulator:
@@ -268,21 +264,22 @@ class StreamAccumulator:
         return {**whole, "object": "chat.completion", "choices": choices}
 
 
-def _merge(into: dict[str, Any], name: str, value: Any) -> None:
+def _merge(into: dict[str, Any], name: str, value: Any, *, joins: bool = True) -> None:
+    """Merge a member of a chunk into the member of earlier chunks. Texts are joined, or replaced if ``joins`` is False."""
     old = into.get(name)
     match value:
         case None | []:
             return
-        case str() if name in _CONSTANT:
+        case str() if joins and name in _CONSTANT:
             into[name] = old or value
-        case str() if type(old) is Pieces:
+        case str() if joins and type(old) is Pieces:
             old.append(value)
-        case str():
+        case str() if joins:
             into[name] = Pieces([value])
         case dict():
             known = into[name] = old if type(old) is dict else {}
             for inner, each in value.items():
-                _merge(known, inner, each)
+                _merge(known, inner, each, joins=joins)
         case list():
             into[name] = _merged_list(name, old, value)
         case _:
@@ -292,22 +289,17 @@ def _merge(into: dict[str, Any], name: str, value: Any) -> None:
 def _merged_list(name: str, old: Any, items: list[Any]) -> Indexed | list[Any]:
     if name == "tool_calls" or type(old) is Indexed or any(isinstance(item, dict) and "index" in item for item in items):
         known = old if type(old) is Indexed else Indexed()
-        for item in items:
-            _merge_item(known, item)
+        for item in filter(lambda item: isinstance(item, dict), items):
+            entry = known.setdefault(_place(known, item), {})
+            for member, value in item.items():
+                repeated = member == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name")
+                # some servers repeat the name with each piece of the arguments
+                _merge(entry, member, {**value, "name": None} if repeated else value)
         return known
     if type(old) is not list:
         return list(items)
     old.extend(items)
     return old
-
-
-def _merge_item(known: Indexed, item: Any) -> None:
-    if isinstance(item, dict):
-        entry = known.setdefault(_place(known, item), {})
-        for name, value in item.items():
-            if name == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name"):
-                value = {**value, "name": None}  # noqa: PLW2901 - some servers repeat the name with each piece of the arguments
-            _merge(entry, name, value)
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
@@ -322,18 +314,6 @@ def _name_of(call: dict[str, Any]) -> str | None:
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return "".join(name) if isinstance(name, str | Pieces) else None
-
-
-def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
-    """Merge members into earlier members. Lists are extended, objects are merged, and all other values are replaced."""
-    for name, value in members.items():
-        old = into.get(name)
-        if isinstance(value, list) and isinstance(old, list):
-            old.extend(value)
-        elif isinstance(value, dict) and isinstance(old, dict):
-            _replace(old, value)
-        else:
-            into[name] = copy.deepcopy(value)
 
 
 def _finished(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Unbound, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN
 from qreward.codecs.rewards import parsing
 from qreward.errors import BadRequest
@@ -46,7 +46,7 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
         return response
 
 
-class EmbeddingsCodec:
+class EmbeddingsCodec(Unbound):
     def __init__(self, path: str, native: bool) -> None:
         self.path, self.native = path, native
 

@@ -52,7 +52,7 @@ TOKENS = (
     Names.of("x-ratelimit-{}-tokens-minute", _MINUTE),
     Names.of("x-ratelimit-{}-tokens-day", _DAY),
 )
-_SIGNS = [names.remaining for names in (*REQUESTS, *TOKENS)]
+_SIGNS = frozenset(names.remaining for names in (*REQUESTS, *TOKENS))
 _HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
 """Header names of the limits for which ``reset`` is the time to wait if ``remaining`` is 0."""
 
@@ -105,15 +105,18 @@ def number(raw: str | float | None) -> float | None:
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
-    for name in _SIGNS:
-        if name in headers:
-            break
-    else:
+    if not tell_limits(tuple(headers)):
         return None
     clock = _clock(headers, now)
     requests = _first(REQUESTS, headers, clock)
     tokens = _first(TOKENS, headers, clock)
     return RateLimitInfo(requests, tokens) if requests is not None or tokens is not None else None
+
+
+@lru_cache(maxsize=1024)
+def tell_limits(names: tuple[str, ...]) -> bool:
+    """Return whether headers with these names tell a limit. A server nearly always answers with the same names."""
+    return not _SIGNS.isdisjoint(map(str.lower, names))
 
 
 def _clock(headers: Headers, now: float | None) -> float:

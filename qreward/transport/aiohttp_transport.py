@@ -187,8 +187,18 @@ class GatedConnector(aiohttp.TCPConnector):
                 return await super()._create_connection(req, traces, timeout)
 
     async def _get(self, key: ConnectionKey, traces: list[aiohttp.tracing.Trace]) -> Connection | None:
-        while (connection := await super()._get(key, traces)) is not None and _has_received(connection):
-            connection.close()  # the bytes would count as the next response
+        while (connection := await super()._get(key, traces)) is not None:
+            protocol = connection.protocol
+            if protocol is not None and protocol.transport is not None and not protocol.should_close:
+                if _POLL is None:
+                    break
+                poll = getattr(protocol, "unread", None)
+                if poll is None:  # kept with the connection: it takes as long to make as to ask
+                    poll = protocol.unread = _POLL()  # type: ignore[attr-defined]
+                    poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
+                if not poll.poll(0):
+                    break
+            connection.close()  # bytes that it has received, also those that the event loop has not read, would count as the next response
         return connection
 
     def _release(self, key: ConnectionKey, protocol: aiohttp.client_proto.ResponseHandler, *, should_close: bool = False) -> None:
@@ -199,19 +209,6 @@ class GatedConnector(aiohttp.TCPConnector):
         for key in list(self._conns):
             for protocol, _ in self._conns.pop(key):
                 protocol.close()
-
-
-def _has_received(connection: Connection) -> bool:  # also if the event loop has not read it yet
-    protocol = connection.protocol
-    if protocol is None or protocol.transport is None or protocol.should_close:
-        return True
-    if _POLL is None:
-        return False
-    poll = getattr(protocol, "unread", None)
-    if poll is None:  # kept with the connection: it takes as long to make as to ask
-        poll = protocol.unread = _POLL()  # type: ignore[attr-defined]
-        poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def translate(error: BaseException, proxy: str | None = None) -> TransportError:

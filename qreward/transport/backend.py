@@ -10,20 +10,21 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
-from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, DecisionReply, Dialect, refuses_body, status_of
+from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.observers import CARRIED, with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind, ProbeResult
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, ApiKey, Endpoint
-from qreward.transport import connection_settings
 from qreward.transport.aiohttp_transport import AiohttpTransport
 from qreward.transport.base import ByteStream, HttpTransport, too_long
+from qreward.transport.connection_settings import check_call_headers
 from qreward.transport.error_mapping import FailedReply, failure_from_transport, shorten
 from qreward.transport.httpx_transport import HttpxTransport
 from qreward.transport.keyed import KeyedTransport
@@ -46,23 +47,28 @@ class HttpBackend:
         connection = self._connections.get(id(endpoint))
         try:
             if connection is None:
-                connection = self._enter(endpoint)
-            else:
-                connection.in_flight += 1  # the usual case of ``_enter``, without a function call
-            if isinstance(call.codec, Decide):
-                return await _decided(call.codec, connection, endpoint, call)
-            call = bound(call, endpoint)
-            return await connection.ask(call)
+                connection = self._connect(endpoint)
+            connection.in_flight += 1
+            if isinstance(call.codec, Unbound):
+                if isinstance(call.codec, Decide):
+                    return await _decided(call.codec, connection, endpoint, call)
+                call = bound(call, endpoint)
+            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
-            self._leave(connection)
+            if self._dismissed:
+                self._leave(connection)
+            elif connection is not None:
+                connection.in_flight -= 1
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
         """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx. Raises only ``CancelledError``."""
-        connection, opened = None, None
+        connection, opened = self._connections.get(id(endpoint)), None
         try:
-            connection = self._enter(endpoint)
+            if connection is None:
+                connection = self._connect(endpoint)
+            connection.in_flight += 1
             opened = await open_stream(connection, call)
         except Exception as error:
             opened = failure_of(error, endpoint, call, connection)
@@ -75,9 +81,11 @@ class HttpBackend:
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``."""
-        connection = None
+        connection = self._connections.get(id(endpoint))
         try:
-            connection = self._enter(endpoint)
+            if connection is None:
+                connection = self._connect(endpoint)
+            connection.in_flight += 1
             return await connection.probe()
         except ClientClosed:
             return ProbeResult()
@@ -108,17 +116,14 @@ class HttpBackend:
         for connection in connections:
             await connection.aclose()
 
-    def _enter(self, endpoint: Endpoint) -> EndpointConnection:
-        connection = self._connections.get(id(endpoint))
-        if connection is None:
-            if self._closed:
-                raise ClientClosed("the client was closed before the request was sent; make a new one")
-            connection = EndpointConnection(endpoint, self._transport)
-            if self._kept is None or id(endpoint) in self._kept:
-                self._connections[id(endpoint)] = connection
-            else:
-                self._dismissed[connection] = None
-        connection.in_flight += 1
+    def _connect(self, endpoint: Endpoint) -> EndpointConnection:
+        if self._closed:
+            raise ClientClosed("the client was closed before the request was sent; make a new one")
+        connection = EndpointConnection(endpoint, self._transport)
+        if self._kept is None or id(endpoint) in self._kept:
+            self._connections[id(endpoint)] = connection
+        else:
+            self._dismissed[connection] = None
         return connection
 
     def _leave(self, connection: EndpointConnection | None) -> None:
@@ -136,13 +141,20 @@ async def _decided(decide: Decide, connection: EndpointConnection, endpoint: End
     model, tried = call.model, dict[Dialect, Exception]()
     dialect: Dialect | None = decide.dialect_at(endpoint, model)
     refusals = list[tuple[Dialect, Failure]]()
+
+    async def ask(asked: WireRequest) -> Answer | Failure:
+        return connection.outcome_of(await connection.transport.post(*connection.encoded(asked)), asked)
+
     while dialect is not None:
-        outcome = await connection.ask(replace(call, codec=dialect))
+        outcome = await ask(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
             decide.answered(endpoint, model, dialect, tried)
+            for fault in outcome.value.table.errors.values():
+                if isinstance(fault, RequestError):
+                    fault.endpoint, fault.args = connection.name, (f"endpoint {connection.name!r}, model {fault.model!r}: {fault}",)
             return outcome
         if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
-            shown = await connection.ask(WireRequest(dialect, model, PROBE, {}, call.headers))
+            shown = await ask(WireRequest(dialect, model, PROBE, {}, call.headers))
             if isinstance(shown, Answer):
                 decide.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
         tried[dialect] = outcome.error
@@ -193,20 +205,20 @@ class EndpointConnection:
     async def aclose(self) -> None:
         await self.transport.aclose()
 
-    def encoded(self, call: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
-        """Return the body and the additional headers of a request. Raises ``BadRequest``."""
-        endpoint = self.endpoint
-        body = call.codec.encode(call, self.renamed.get(call.model, call.model))
+    def encoded(self, call: WireRequest) -> tuple[str, bytes, Mapping[str, str] | None]:
+        """Return the path, the body and the additional headers of a request. Raises ``BadRequest``."""
+        endpoint, codec, headers = self.endpoint, call.codec, call.headers
+        path = self.root + codec.path if getattr(codec, "native", False) else codec.path
+        body = codec.encode(call, self.renamed.get(call.model, call.model))
         if endpoint.send_priority and call.level is not None and "priority" not in call.params:
             body = b'%b,"priority":%d}' % (body[:-1], call.level)
-        if call.headers is not None:
-            connection_settings.check_call_headers(call.headers, call.model)
-        return body, connection_settings.call_headers(endpoint, call)
-
-    async def ask(self, call: WireRequest) -> Answer | Failure:
-        """Send a request and return its outcome. Raises ``TransportError`` and ``BadRequest``."""
-        path = self.root + call.codec.path if getattr(call.codec, "native", False) else call.codec.path
-        return self.outcome_of(await self.transport.post(path, *self.encoded(call)), call)
+        if headers is not None:
+            check_call_headers(headers, call.model)
+        if CARRIED.get() is not None:
+            headers = with_carried(headers)
+        if endpoint.group_header is not None and call.group is not None:
+            headers = {**(headers or {}), endpoint.group_header: f"{hash_of_group(call.group):08x}"}
+        return path, body, headers
 
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
@@ -216,11 +228,8 @@ class EndpointConnection:
             value = call.codec.decode(reply.body, call)
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failed(reply, call).by_body(error)
-        if isinstance(value, DecisionReply):
-            for fault in value.table.errors.values():
-                if isinstance(fault, RequestError):
-                    fault.endpoint, fault.args = self.name, (f"endpoint {self.name!r}, model {fault.model!r}: {fault}",)
-        usage, limits = value.usage, rate_limit_headers.read(reply.headers)
+        usage, headers = value.usage, reply.headers
+        limits = rate_limit_headers.read(headers) if rate_limit_headers.tell_limits(tuple(headers)) else None
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
@@ -507,4 +516,4 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
 
 async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     request = replace(call, params={**call.params, "stream": True, **options})
-    return await connection.transport.begin("POST", call.codec.path, *connection.encoded(request))
+    return await connection.transport.begin("POST", *connection.encoded(request))

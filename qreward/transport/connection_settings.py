@@ -12,9 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from qreward.codecs.base import WireRequest, hash_of_group
 from qreward.errors import BadRequest, ConfigError
-from qreward.observers import with_carried
 from qreward.settings.base import check_header
 from qreward.settings.policies import Endpoint
 
@@ -47,13 +45,6 @@ def check_call_headers(headers: Mapping[str, str], model: str) -> None:
             check_header(name, value)
         except ValueError as error:
             raise BadRequest(f"extra_headers: {error}", model=model) from None
-
-
-def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | None:
-    headers = with_carried(call.headers)
-    if endpoint.group_header is None or call.group is None:
-        return headers
-    return {**(headers or {}), endpoint.group_header: f"{hash_of_group(call.group):08x}"}
 
 
 def configured_proxy(endpoint: Endpoint) -> str:

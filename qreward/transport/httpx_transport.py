@@ -39,7 +39,7 @@ class HttpxTransport(HttpTransport):
             request = self._client.build_request(method, url, content=body, headers=merged, timeout=self._timeout)
             return HttpxStream(package, await self._client.send(request, stream=True, follow_redirects=False))
         except package.HTTPStatusError as error:  # raised by a hook of the user that calls raise_for_status
-            return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
+            return HttpxStream(package, error.response, _body_if_read(package, error.response))
         except _expected(package) as error:
             failure = translate(package, error)
         raise failure  # outside the except block, so that httpx's error, which holds the request headers, is not its context
@@ -105,10 +105,6 @@ def _expected(package: Any) -> tuple[type[Exception], ...]:
     return (package.HTTPError, package.InvalidURL, package.StreamError, OSError, RuntimeError)
 
 
-async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
-    yield body
-
-
 def _client_of(endpoint: Endpoint, transport: Any) -> tuple[Any, Any, bool]:
     """Return the package, the client for an endpoint, and whether the client was made here and must be closed."""
     given = transport if endpoint.http_client is None else endpoint.http_client
@@ -130,8 +126,6 @@ def _client_of(endpoint: Endpoint, transport: Any) -> tuple[Any, Any, bool]:
     return package, package.AsyncClient(verify=tls, proxy=proxy, limits=limits, trust_env=False), True
 
 
-def _body_if_read(package: Any, response: Any) -> bytes:
-    try:
-        return bytes(response.content)
-    except package.ResponseNotRead:
-        return b""
+async def _body_if_read(package: Any, response: Any) -> AsyncGenerator[bytes, None]:
+    with contextlib.suppress(package.ResponseNotRead):
+        yield bytes(response.content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import subprocess
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from functools import partial
 from math import inf
@@ -71,9 +71,13 @@ async def current_key(key: ApiKey, refused: str | None = None) -> str:
 async def _obtain(key: ApiKey, pending: Future[None]) -> None:
     """Obtain a key and end ``pending``. If the caller is cancelled, one of those that wait obtains the key."""
     state, source, failure, text = key.state, key.source, None, ""
+    found: Any
     try:
-        function = source if callable(source) else partial(_printed, source)
-        found: Any = await asyncio.to_thread(function)  # the call of an async function only creates its coroutine
+        if callable(source):
+            found = await asyncio.to_thread(source)  # the call of an async function only creates its coroutine
+        else:
+            run = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=LONGEST, stdin=subprocess.DEVNULL)
+            found = (await asyncio.to_thread(run, source)).stdout
         text = (await found if inspect.isawaitable(found) else found).strip()
         check_header("authorization", text or "\n")
     except Exception as error:
@@ -87,9 +91,3 @@ async def _obtain(key: ApiKey, pending: Future[None]) -> None:
                 state.count += 1
                 state.until = inf if key.seconds is None else monotonic() + (1 - AHEAD) * key.seconds
         pending.set_result(None) if failure is None else pending.set_exception(failure)
-
-
-def _printed(words: Sequence[str]) -> str:
-    return subprocess.run(  # noqa: S603 - the user's own command
-        words, capture_output=True, text=True, check=True, timeout=LONGEST, stdin=subprocess.DEVNULL
-    ).stdout

@@ -24,8 +24,11 @@ class Secrets:
         spellings: set[str] = set()
         for each in self._values:
             spellings |= {each, json.dumps(each)[1:-1], quote(each), quote(each, safe=""), html.escape(each), repr(each)[1:-1]}
-        longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
-        self._pattern = re.compile("|".join([*map(_matcher, longest_first), _LOOKS_SECRET.pattern]))
+        patterns = [_LOOKS_SECRET.pattern]
+        for spelling in sorted(spellings, key=lambda spelling: (len(spelling), spelling)):  # the longest ones come first
+            literal = re.escape(spelling)
+            patterns.insert(0, literal if len(spelling) >= _SHORT else rf"(?<![A-Za-z0-9]){literal}(?![A-Za-z0-9])")
+        self._pattern = re.compile("|".join(patterns))
 
     def hide(self, text: str) -> str:
         """Return the text with ``***`` in place of each secret and of everything that looks like a secret."""
@@ -61,8 +64,3 @@ def _credentials(proxy: str) -> list[str]:
 def _parts(values: Iterable[object]) -> list[str]:
     texts = [str(value) for value in values]  # and the part after a scheme, because a server may quote only ``abc`` of ``Token abc``
     return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
-
-
-def _matcher(spelling: str) -> str:
-    literal = re.escape(spelling)
-    return literal if len(spelling) >= _SHORT else rf"(?<![A-Za-z0-9]){literal}(?![A-Za-z0-9])"

@@ -17,7 +17,7 @@ from client_tools import HI, Recorder, endpoint
 from fastapi import FastAPI
 from local_tools import Actor, Server
 
-from qreward import ConfigError, Endpoint, Limits, QRewardClient, Retry
+from qreward import ConfigError, Endpoint, Limits, QRewardClient, Retry, RewardModel
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestTimeout, ServerError
 from qreward.integrations.ray import ScorerPool
 from qreward.settings.local import Slots
@@ -202,6 +202,8 @@ async def test_a_score_is_right_or_an_error() -> None:
         ([0.5, True], [0.5, "not a finite number"]),
         ([0.5, "1"], [0.5, "not a finite number"]),
         ([0.5, {"a": 1, "b": 2}], [0.5, "RewardModel(label=...)"]),
+        ([0.5, {"reward": nan, "confidence": 0.9}], [0.5, "its reward is null, not a finite number"]),
+        ([0.5, {"reward": "none", "confidence": 0.9}], [0.5, "its reward is a text, not a finite number"]),
         ([0.5], ["1 results for 2 items"] * 2),
         (0.5, ["1 results for 2 items"] * 2),
         (None, ["1 results for 2 items"] * 2),
@@ -220,6 +222,22 @@ async def test_a_score_is_right_or_an_error() -> None:
                 else:
                     assert isinstance(result.error, InvalidResponse | ServerError), returned
                     assert wanted in str(result.error), (returned, str(result.error))
+
+
+@pytest.mark.virtual_time
+async def test_a_number_that_is_not_finite_keeps_its_position() -> None:
+    async def score(items: list[Any]) -> Any:
+        return [{"helpful": float("nan"), "why": "x", "honest": 0.5} for _ in items]
+
+    for label, expected in ((1, 0.5), (0, "its reward is null, not a finite number")):
+        endpoint = Endpoint.local(score, max_batch_size=2, reward=RewardModel(label=label))
+        async with client_of(endpoint, retry=ONCE) as client:
+            (result,) = await client.batch_score(["one"], "rm")
+            if isinstance(expected, float):
+                assert (result.value, result.error) == (expected, None)
+                assert result.value.attributes == {"honest": 0.5}
+            else:
+                assert expected in str(result.error)
 
 
 @pytest.mark.virtual_time

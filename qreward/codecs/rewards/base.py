@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, ClassVar
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Unbound, WireRequest, ending_of
-from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output
+from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output, tokens_of
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.server_info import Load
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RequestError, RequestTimeout, ServerError
@@ -18,7 +19,7 @@ from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import RewardModel
 
-_BYTES_AROUND_ITEM = 16  # bytes of the JSON syntax of one item: quotes, brackets and a comma
+_BYTES_AROUND_ITEM = 4  # bytes of brackets and a comma
 _BYTES_AROUND_ITEMS = 512  # bytes of all other members of a body
 
 
@@ -41,22 +42,23 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
 
 def pair_item(raw: Any) -> str | Pair | Conversation:
-    if isinstance(raw, str):
-        return raw
-    if isinstance(raw, Mapping):
-        if "messages" in raw:
-            return _chat(raw["messages"])
-        if not ("prompt" in raw and "response" in raw):
+    match raw:
+        case str():
+            return raw
+        case Pair():
+            return _pair(raw)
+        case {"messages": messages} | Conversation(messages=messages):
+            return _chat(messages)
+        case {"prompt": prompt, "response": response}:
+            return _pair(Pair(prompt, response, raw.get("label")))
+        case Mapping():
             raise BadRequest("a dict must have 'prompt' and 'response', or 'messages'")
-        return _pair(Pair(raw["prompt"], raw["response"], raw.get("label")))
-    if isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str | None)):
-        if len(raw) != 2:
+        case [prompt, response] if isinstance(raw, tuple) or isinstance(response, str | None):
+            return _pair(Pair(prompt, response))
+        case tuple():
             raise BadRequest(f"a tuple of {len(raw)} cannot be scored; a pair is (prompt, response)")
-        return _pair(Pair(*raw))
-    if isinstance(raw, Pair):
-        return _pair(raw)
-    if isinstance(raw, list | Conversation):
-        return _chat(raw if isinstance(raw, list) else raw.messages)
+        case list():
+            return _chat(raw)
     raise _not_an_item(raw, "item", "an item to score must be (prompt, response), a text or a list of messages")
 
 
@@ -117,30 +119,15 @@ def tokens_in(item: Any) -> float:
     """Return the number of tokens of an item. For texts, the number is estimated from the number of characters."""
     match item:
         case str():
-            chars = len(item)
+            return len(item) / CHARS_PER_TOKEN
         case list():
             return float(len(item))
         case Pair():
-            chars = len(item.prompt) + len(item.response)
+            return (len(item.prompt) + len(item.response)) / CHARS_PER_TOKEN
         case Conversation():
-            chars = sum(len(joined(message.get("content"))) for message in item.messages)
+            return tokens_of(item.messages)
         case _:
-            chars = len(joined(item.parts))
-    return chars / CHARS_PER_TOKEN
-
-
-def bytes_in(item: Any) -> int:
-    """Return an estimate of an item's bytes in a body. The estimate is too small only if the item has many JSON escapes."""
-    match item:
-        case list():
-            size = sum(len(str(token)) + 1 for token in item)
-        case str():
-            size = len(item.encode("utf-8", "surrogatepass"))
-        case Pair():
-            size = len((item.prompt + item.response).encode("utf-8", "surrogatepass"))
-        case _:
-            size = len(jsonio.write("", "", item.messages if isinstance(item, Conversation) else item.parts, {}, all_text=False))
-    return size + _BYTES_AROUND_ITEM
+            return len(joined(item.parts)) / CHARS_PER_TOKEN
 
 
 class MergeLimits(msgspec.Struct, frozen=True):
@@ -173,18 +160,15 @@ class MergeLimits(msgspec.Struct, frozen=True):
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
             2
         """
+        most_items, most_tokens, most_bytes = (inf if limit is None else limit for limit in (self.items, self.tokens, self.bytes))
         count, tokens, size = 0, 0.0, _BYTES_AROUND_ITEMS
         for item in items:
             tokens += tokens_in(item) if self.tokens is not None else 0.0
-            size += bytes_in(item) if self.bytes is not None else 0
-            if count and (_over(count + 1, self.items) or _over(tokens, self.tokens) or _over(size, self.bytes)):
+            size += len(jsonio.dumps(item)) + _BYTES_AROUND_ITEM if self.bytes is not None else 0
+            if count and (count >= most_items or tokens > most_tokens or size > most_bytes):
                 break
             count += 1
         return count
-
-
-def _over(amount: float, limit: float | None) -> bool:
-    return limit is not None and amount > limit
 
 
 UNLIMITED = MergeLimits()
@@ -194,24 +178,24 @@ BAD_ITEM_STATUSES = frozenset({400, 413, 422, 424})
 """HTTP statuses that a server may send for a list because of a single bad item."""
 NOT_FOUND = 404
 """Status of a server that does not have the route or the model, which no part of a list changes."""
-BAD_ITEM_ERRORS = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
-"""Types of errors that a list may have because of a single bad item."""
-_BAD_ITEM_KINDS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: an item is too long for this model
-_NOT_ITEM_KINDS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
+_BAD_ITEM_ERRORS = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
 
 
 def splits(failure: Failure, count: int) -> bool:
     """Return True if a failed list of ``count`` items must be sent again in two halves, so that in the end only the bad item fails."""
     status = failure.error.status_code if isinstance(failure.error, RequestError) else None
-    if count < 2 or failure.misconfigured or failure.kind in _NOT_ITEM_KINDS or status == NOT_FOUND:
+    if count < 2 or failure.misconfigured or status == NOT_FOUND:
         return False
-    return failure.kind in _BAD_ITEM_KINDS or status in BAD_ITEM_STATUSES
+    if failure.kind in (FailureKind.REFUSED, FailureKind.UNSUITABLE):  # UNSUITABLE: an item is too long for this model
+        return True
+    return status in BAD_ITEM_STATUSES and failure.kind not in (FailureKind.OVERLOADED, FailureKind.QUOTA)
 
 
 def may_have_a_bad_item(error: BaseException) -> bool:
-    status = error.status_code if isinstance(error, RequestError) else None
-    read = isinstance(error, InvalidResponse) and status is not None
-    return isinstance(error, BAD_ITEM_ERRORS) and not read and status != NOT_FOUND
+    """Return True if a list may have failed with this error because of a single bad item."""
+    if not isinstance(error, _BAD_ITEM_ERRORS) or error.status_code == NOT_FOUND:
+        return False
+    return error.status_code is None or not isinstance(error, InvalidResponse)
 
 
 _MOST = 2**53  # largest total that ``share`` divides; above this number, floats cannot represent every whole number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 from msgspec.structs import replace
@@ -354,8 +355,11 @@ class LocalScore(ListCodec):
             return RewardScore(parsing.number(row))
         if row.get("error"):
             raise parsing.InvalidRow(f"the function returned an error for it: {row['error']}")
-        numbers = {name: float(raw) for name, raw in row.items() if parsing.is_number(raw)}
-        return RewardScore(parsing.by_name(numbers, self.settings.label, "reward"), numbers)
+        label = self.settings.label
+        kinds = (int, float, NoneType) if isinstance(label, int) else (int, float)  # NaN arrives as null, and keeps its position
+        found = {name: raw for name, raw in row.items() if name == "reward" or type(raw) in kinds}
+        reward = parsing.number(parsing.by_name(found, label, "reward"), "reward")
+        return RewardScore(reward, {name: float(raw) for name, raw in found.items() if parsing.is_number(raw)})
 
 
 def _passed(item: Any) -> Any:

@@ -121,7 +121,7 @@ def labelled(row: Any) -> dict[str, float]:
     return found
 
 
-def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
+def by_name(attributes: dict[str, Any], label: int | str | None, usual: str) -> Any:
     if isinstance(label, int):
         return by_position(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:

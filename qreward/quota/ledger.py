@@ -456,7 +456,7 @@ class LeasedQuota(Gcra):
             self.own = WindowQuota(max(1.0, self.share * PERIOD / MINUTE), whole=self._whole, since=now)
             self.own.credit = -self.least  # the ledger may have granted as much in advance
             self.left = need.left = 0.0  # another member may get it
-        grant = self.own.renew(now, -inf, "", msgspec.structs.replace(need, limit=self.own.limit, want=inf))
+        grant = self.own.renew(now, -inf, "", msgspec.structs.replace(need, limit=self.own.limit))
         self.given(now, Grant(self.limit, self.share, grant.grant))
 
     def need(self, limit: float, want: float, rate: float) -> Demand:

@@ -270,7 +270,7 @@ class PriorityLevel:
     def close_if_idle(self, name: str | None) -> None:
         """Forget a tenant if nothing of it waits."""
         tenant = self.tenants.get(name)
-        if tenant is not None and tenant.next() is None:
+        if tenant is not None and not tenant.batches and tenant.next() is None:
             del self.tenants[name]
 
     def discard(self, task: Task) -> None:
@@ -388,9 +388,10 @@ class Queue:
         return tasks
 
     def drop_feed(self, feed: BatchFeed) -> None:
-        level = self._levels[feed.level]
-        level.drop_feed(feed)
-        self._close_if_idle(level)
+        if feed.queued:
+            level = self._levels[feed.level]
+            level.drop_feed(feed)
+            self._close_if_idle(level)
 
     def ended(self, task: Task) -> None:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
@@ -428,7 +429,7 @@ class Queue:
         return level
 
     def _close_if_idle(self, level: PriorityLevel) -> None:
-        if not (level.tenants or level.again.waits()) and level in self.levels:
+        if not (level.tenants or (level.again.groups and level.again.waits())) and level in self.levels:
             self.levels.remove(level)
 
     def _sweep(self) -> None:

@@ -81,22 +81,36 @@ HAIR = 1e-9  # tolerance for rounding errors in sums of floats
 
 
 class Account(msgspec.Struct, array_like=True):
+    """What a member was granted of one limit."""
+
     at: float  # time of the member's last report
-    spent: float  # the totals in this report; see ``Demand``
-    returned: float
+    need: Demand  # this report
+    out: float = 0.0  # amount that was granted and has not been reported as used; for slots, the number that the member may use
     served: float = 0.0  # the member's clock for fair queueing
-    out: float = 0.0  # amount that was granted and has not been reported as used
-    want: float = 0.0  # amount that the member wants in addition to ``out``
-    least: float = 1.0  # the smallest amount that is useful to the member
-    rate: float = 0.0  # amount per minute that the member could use
+
+    @property
+    def want(self) -> float:
+        """The amount that the member wants in addition to ``out``."""
+        return max(0.0, self.need.want - self.out)
+
+    @property
+    def least(self) -> float:
+        """The smallest amount that is useful to the member."""
+        return min(self.need.least, self.want)
 
 
-class WindowQuota(msgspec.Struct, array_like=True):
+class Quota(msgspec.Struct, array_like=True):
+    limit: float = inf  # the smallest limit that a member has configured
+    accounts: dict[str, Account] = {}  # account of each member
+
+    def _limit(self, member: str, need: Demand) -> None:
+        self.limit = min(need.limit, *(each.need.limit for name, each in self.accounts.items() if name != member), inf)
+
+
+class WindowQuota(Quota, array_like=True):
     """Limits the use of all members per minute: grants them credit, and counts it until a minute after its use was reported."""
 
-    whole: bool  # True if only whole numbers are granted
-    limit: float = inf  # amount per minute
-    accounts: dict[str, Account] = {}  # account of each member
+    whole: bool = True  # True if only whole numbers are granted
     used: dict[int, float] = {}  # number of the time step -> amount reported as used in this step
     credit: float = 0.0  # amount that may be granted at the time ``since``
     since: float = -inf
@@ -110,23 +124,22 @@ class WindowQuota(msgspec.Struct, array_like=True):
     def most(self) -> float:
         return max(LEAST_WAITING, self.rate) if self.whole else 2 * self.rate
 
-    def renew(self, now: float, member: str, need: Demand) -> Grant:
+    def renew(self, now: float, begun: float, member: str, need: Demand) -> Grant:
+        self._limit(member, need)
+        self._advance(now, begun)
         self.report(now, member, need)
-        return Grant(self.limit, self.share(member), self.grant(now, member))
+        total = self.rate * MINUTE
+        share = water_level(total, ((0.0, account.need.rate) for account in self.accounts.values()))
+        return Grant(self.limit, min(total, need.rate, share), self.grant(now, member))
 
-    def advance(self, now: float, begun: float) -> None:
-        """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
-        if self.limit == inf:
-            return
+    def _advance(self, now: float, begun: float) -> None:
+        """Add credit up to ``now``, and drop use older than a minute."""
         if self.since < begun:  # the ledger before this one may have granted as much in advance
             self.since, self.credit = begun, -self.most
         self.credit = min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
         self.since = now
         oldest = (now - MINUTE - MARGIN) / STEP - 1
-        for step in [step for step in self.used if step <= oldest]:
-            del self.used[step]
-        for member in [member for member, account in self.accounts.items() if now > account.at + LEASE]:
-            self.close(self.accounts[member].at + LEASE, member)
+        self.used = {step: amount for step, amount in self.used.items() if step > oldest}
 
     def close(self, now: float, member: str) -> None:
         """Close a member's account. The amount that the member has not reported counts as used."""
@@ -138,62 +151,45 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """Apply a member's report: the amounts that it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
-            account = self.accounts[member] = Account(now, need.spent, need.returned, self.clock)
-        used, returned = max(0.0, need.spent - account.spent), max(0.0, need.returned - account.returned)
+            account = self.accounts[member] = Account(now, need, served=self.clock)
+        waited, last = account.want > 0, account.need
+        used, returned = max(0.0, need.spent - last.spent), max(0.0, need.returned - last.returned)
         self._use(now, used)
         self._refund(returned)
         left = max(0.0, need.left)
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
         account.served -= back
-        wanted = account.want > 0  # if so, its clock stays behind, and it is served first
-        account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
-        account.want, account.least, account.rate = max(0.0, need.want - left), need.least, need.rate
-        if account.want and not wanted:
+        account.at, account.need, account.out = now, need, left
+        if account.want and not waited:  # if it waited, its clock stays behind, and it is served first
             account.served = max(account.served, self.clock)
 
     def grant(self, now: float, member: str) -> float:
-        """Grant a member its part of the credit, and return this amount."""
+        """Grant a member its fair part of the credit, or the smallest amount that is useful to it. Returns this amount."""
         account = self.accounts[member]
-        if account.want <= 0:
+        if not account.want:
             return 0.0
-        hungry = {name: other for name, other in self.accounts.items() if other.want > 0 and now <= other.at + FRESH}
-        self.clock = max(self.clock, min(other.served for other in hungry.values()))
-        room = self.limit - self.counted()
-        given = min(self._fair_part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
-        account.out += given
-        account.want -= given
-        account.served += given
-        self.credit -= given
-        return given
-
-    def share(self, member: str) -> float:
-        total = self.rate * MINUTE
-        return min(total, self.accounts[member].rate, water_level(total, ((0.0, account.rate) for account in self.accounts.values())))
+        waiting = {name: other for name, other in self.accounts.items() if other.want and now <= other.at + FRESH}
+        self.clock = max(self.clock, min(other.served for other in waiting.values()))
+        credit, room, least = self.credit, self.limit - self.counted(), min(account.least, self.limit)
+        level = water_level(min(credit, room), ((other.served, other.want) for other in waiting.values()))
+        part = min(account.want, max(0.0, level - account.served))
+        if self.whole:
+            part = floor(part + HAIR)
+        if part < least:
+            turn = account.served, member
+            ahead = sum(min(other.least, self.limit) for name, other in waiting.items() if (other.served, name) < turn)
+            enough = min(least, 1.0 if self.whole else self.rate)  # a large amount is granted in advance
+            is_there = credit - ahead >= enough - HAIR * least and room - ahead >= least - HAIR * self.limit
+            part = least if is_there else 0.0
+        account.out += part
+        account.served += part
+        self.credit -= part
+        return part
 
     def counted(self) -> float:
         """Return the sum of the amounts that count now. It never exceeds the limit."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
-
-    def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """Return a member's fair part of an amount, or 0 if this part is too small to be useful to the member."""
-        height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
-        part = min(account.want, max(0.0, height - account.served))
-        if self.whole:
-            part = floor(part + HAIR)
-        return part if part >= min(account.least, account.want) else 0.0
-
-    def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
-        """Return the smallest amount that is useful to a member."""
-        left, enough = self.credit, 1.0 if self.whole else self.rate
-        for name, other in sorted(hungry.items(), key=lambda item: (item[1].served, item[0])):
-            least = min(other.least, other.want, self.limit)
-            if left + HAIR * least < min(least, enough) or room + HAIR * self.limit < least:
-                return 0.0
-            if name == member:
-                return least
-            left, room = left - least, room - least
-        return 0.0
 
     def _use(self, now: float, amount: float) -> None:
         step = floor(now / STEP)
@@ -212,53 +208,37 @@ TURN = 15.0
 half a second."""
 
 
-class Holder(msgspec.Struct, array_like=True):
-    at: float  # time of the member's last renewal
-    want: float = 0.0  # the share that the member wants
-    held: float = 0.0  # the larger of the share that the member reported and the share that it was granted
-    using: int = 0  # the member's requests in flight
-    lasts: float = 0.0  # seconds after which the requests in flight have certainly ended
-
-    def holds(self, now: float) -> float:
-        """Return how much the member may be using. After the end of its lease, only its requests in flight count."""
-        return max(self.held, self.using) if now <= self.at + LEASE else float(self.using)
-
-
-class PermitPool(msgspec.Struct, array_like=True):
+class PermitPool(Quota, array_like=True):
     """Limits the requests in flight of all members. A share grows only by what other members have given up."""
 
-    limit: float = inf
-    holders: dict[str, Holder] = {}
-    young: bool = False  # True in the first lease of a ledger, whose members may hold shares of the ledger before
+    in_flight: dict[str, tuple[int, float]] = {}  # member whose lease has ended -> its requests in flight, and when they have ended
 
-    def renew(self, now: float, member: str, need: Demand) -> Grant:
-        self.holders.pop(member, None)
-        free = self.limit - sum(holder.holds(now) for holder in self.holders.values())
-        holder = self.holders[member] = Holder(now, min(need.rate, self.limit), 0.0, need.using, need.lasts)
-        share = floor(min(need.hold, self.limit) if self.young else max(0.0, min(self._fair(now, member), free)))
-        holder.held = max(need.hold, share)
+    def renew(self, now: float, begun: float, member: str, need: Demand) -> Grant:
+        self._limit(member, need)
+        self.in_flight = {name: held for name, held in self.in_flight.items() if now <= held[1] and name != member}
+        account = self.accounts[member] = Account(now, need)
+        if now < begun + LEASE:  # other members may hold shares of the ledger before
+            share = floor(min(need.hold, self.limit))
+        else:
+            held = sum(max(other.out, other.need.using) for other in self.accounts.values() if other is not account)
+            free = self.limit - held - sum(count for count, _ in self.in_flight.values())
+            share = floor(max(0.0, min(self._fair(now, member), free)))
+        account.out = max(need.hold, share)
         return Grant(self.limit, share)
 
-    def advance(self, now: float, begun: float) -> None:
-        """Remove members whose lease has expired and whose requests in flight have certainly ended."""
-        self.young = now < begun + LEASE
-        for name, holder in list(self.holders.items()):
-            if now > holder.at + max(LEASE, holder.lasts if holder.using else 0.0):
-                del self.holders[name]
-
     def close(self, _now: float, member: str) -> None:
-        self.holders.pop(member, None)
+        self.accounts.pop(member, None)
 
     def _fair(self, now: float, member: str) -> float:
-        wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
-        height = water_level(self.limit, ((0.0, want) for want in wants.values()))
-        if wants[member] <= height:
+        wants = {name: min(account.need.rate, self.limit) for name, account in self.accounts.items()}
+        level = water_level(self.limit, ((0.0, want) for want in wants.values()))
+        if wants[member] <= level:
             return wants[member]
-        height = floor(height + HAIR)
-        short = sorted(name for name, want in wants.items() if want > height)
-        left = int(self.limit - sum(min(height, want) for want in wants.values()))
+        level = floor(level + HAIR)
+        short = sorted(name for name, want in wants.items() if want > level)
+        left = int(self.limit - sum(min(level, want) for want in wants.values()))
         place = short.index(member) - left * floor(now / TURN)
-        return height + (place % len(short) < left)
+        return level + (place % len(short) < left)
 
 
 BACKWARDS = 1.0
@@ -267,30 +247,30 @@ for example from the clock after a restart of the machine."""
 KINDS = ("requests", "tokens", "permits")
 
 
-class Member(msgspec.Struct, array_like=True):
-    at: float  # time of its last renewal
-    limits: list[float]  # that it has configured, in the order of ``KINDS``
-
-
 class Ledger(msgspec.Struct, array_like=True):
     """The ledger of one key. It records the limits of the key and the shares of its members."""
 
     begun: float = -inf
     now: float = -inf
-    members: dict[str, Member] = {}
-    requests: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=True))
+    members: dict[str, float] = {}  # member -> time of its last renewal
+    requests: WindowQuota = msgspec.field(default_factory=WindowQuota)
     tokens: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=False))
     permits: PermitPool = msgspec.field(default_factory=PermitPool)
 
     def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
-        needs = {kind: getattr(request, kind) for kind in KINDS}
-        self.members[member] = Member(max(self.now, now), [inf if need is None else need.limit for need in needs.values()])
-        now = self._advance(now)
-        grants = {kind: getattr(self, kind).renew(now, member, need) for kind, need in needs.items() if need is not None}
+        now = self._end_leases(now)
+        self.members[member] = now
+        grants = {}
+        for kind in KINDS:
+            quota, need = getattr(self, kind), getattr(request, kind)
+            if need is None:
+                quota.close(now, member)
+            else:
+                grants[kind] = quota.renew(now, self.begun, member, need)
         return RenewReply(len(self.members), **grants)
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        now = self._advance(now)
+        now = self._end_leases(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:
                 quota.report(now, member, msgspec.structs.replace(need, left=0.0, want=0.0))
@@ -298,27 +278,26 @@ class Ledger(msgspec.Struct, array_like=True):
 
     def remove_dead(self, now: float, member: str) -> None:
         """Remove a member that has died. Amounts that the member has not reported count as used, and its shares become free."""
-        self.members.pop(member, None)
-        now = self._advance(now)
+        now = min(max(self.now, now), self.members.pop(member, inf) + LEASE)
         for kind in KINDS:
             getattr(self, kind).close(now, member)
 
     def silent(self, now: float) -> list[str]:
         """Return the members that may have died, because their renewals are late."""
-        return [name for name, member in self.members.items() if now > member.at + FRESH]
+        return [name for name, at in self.members.items() if now > at + FRESH]
 
     def is_of(self, now: float) -> bool:
         """Return whether the times in the ledger and ``now`` can come from the same clock."""
         return now >= self.now - BACKWARDS
 
-    def _advance(self, now: float) -> float:
-        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest one of the members."""
+    def _end_leases(self, now: float) -> float:
+        """Remove the members whose lease has ended. Their requests in flight still count. Returns the time, which never goes back."""
         now = self.now = max(self.now, now)
-        self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
-        for place, kind in enumerate(KINDS):
-            part = getattr(self, kind)
-            part.limit = min((member.limits[place] for member in self.members.values()), default=part.limit)
-            part.advance(now, self.begun)
+        for name in [name for name, at in self.members.items() if now > at + LEASE]:
+            account = self.permits.accounts.get(name)
+            if account is not None and account.need.using:
+                self.permits.in_flight[name] = account.need.using, account.at + max(LEASE, account.need.lasts)
+            self.remove_dead(now, name)
         return now
 
 
@@ -326,10 +305,6 @@ FADE = 0.95
 """Factor by which each request multiplies the largest recent cost. So this cost halves in 14 requests."""
 NEWCOMER = 8
 """Number by which a process divides the limit if it starts while the ledger does not answer: the usual number of reward workers."""
-SLOWER = 1.0
-"""Number of requests a minute by which a member on its own stays below its share. If this number is more than half of the share, half of
-the share is used instead."""
-CATCH_UP = 1 / 32  # seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s
 FIRST_TOKENS = 256.0  # number of tokens that each of the first requests is expected to use
 
 
@@ -339,8 +314,7 @@ class Lease:
     def __init__(self, limits: Limits, window: ConcurrencyLimit) -> None:
         self.call: Callable[[], object] = lambda: None
         self.missed = False  # True after ``call``
-        self.own = False  # True if the member is on its own
-        self.until = -inf  # when the lease, or the time on its own, ends unless it is renewed; -inf without a lease
+        self.until = -inf  # when the lease ends unless it is renewed; -inf without a lease
         self.members = 0  # number of members that share the key, according to the last reply; 0 if this process is not a member
         self.news = "waiting for a first share"  # description of an unusual state; empty in the usual state
         self.requests = LeasedQuota(self, 1.0) if limits.rpm else None
@@ -366,7 +340,7 @@ class Lease:
 
     def is_short(self) -> bool:
         """Return whether the last renewal left too little for a request, so that an early renewal would not help."""
-        return not self.own and (self.permits < 1 or any(quota.is_used_up() for quota in self.quotas.values()))
+        return self.permits < 1 or any(quota.is_used_up() for quota in self.quotas.values())
 
     def lapse(self, now: float) -> bool:
         """Return whether the lease has expired. If so, drop the amounts that are left."""
@@ -377,35 +351,36 @@ class Lease:
         return True
 
     def take_over(self, now: float, sent_at: float, reply: RenewReply) -> None:
-        self.members, self.news, self.own = reply.members, "", False
+        self.members, self.news = reply.members, ""
         self.until = sent_at + reply.lease
         if reply.permits is not None:
             self._permit(reply.permits.hold)
         for kind, quota in self.quotas.items():
+            quota.own = None
             if (part := getattr(reply, kind)) is not None:
                 quota.given(now, part)
 
     def go_alone(self, now: float, request: RenewRequest, reason: str) -> None:
         """Continue with the last share, because the ledger does not answer. Call this again before ``LEASE`` seconds have passed."""
+        others = max(NEWCOMER, self.members)
         for kind, quota in self.quotas.items():
-            if (need := getattr(request, kind)) is not None and not quota.share:
-                quota.share, quota.limit = need.limit / max(NEWCOMER, self.members), need.limit
-            if not self.own:
-                quota.begin_own(now)
+            if (need := getattr(request, kind)) is not None:
+                quota.renew_alone(now, need, others)
         if request.permits is not None and not self.members:
             self._permit(max(1, floor(request.permits.limit / NEWCOMER)))
-        self.until, self.news, self.own = now + LEASE, reason, True
+        self.until, self.news = now + LEASE, reason
 
     def end(self) -> None:
-        self.until, self.own, self.members, self.news = -inf, False, 0, "idle"
+        self.until, self.members, self.news = -inf, 0, "idle"
         if self.permits < inf:
             self._permit(0.0)
         for quota in self.quotas.values():
             quota.left = quota.share = 0.0
+            quota.own = None
 
     def words(self, limits: Limits) -> str:
         """Describe the lease, for example ``one of 8 processes: 73.5 of 600 requests a minute``."""
-        if not self.own and not self.members:
+        if self.until == -inf:
             return self.news
         held, configured = [], {"requests": limits.rpm, "tokens": limits.tpm}
         for kind, quota in self.quotas.items():
@@ -432,11 +407,12 @@ class LeasedQuota(Gcra):
         self.left = self.spent = self.returned = self.share = 0.0  # ``left``: granted and not used; ``share``: per minute
         self.limit = inf  # limit per minute for all members together
         self.largest = self.mean = cost  # the highest recent cost of a request, which fades, and the average
+        self.own: WindowQuota | None = None  # divides the last share over the time while the ledger does not answer
 
     @property
     def least(self) -> float:
         """The amount that must be left before a request is sent: the cost of a large request, or the whole limit if that is less."""
-        return min(self.largest, max(1.0, self.limit))
+        return min(self.largest, max(1.0, self.limit if self.own is None else self.own.limit))
 
     def is_used_up(self) -> bool:
         """Return whether too little is left for a request."""
@@ -445,11 +421,8 @@ class LeasedQuota(Gcra):
     @property
     def ready_at(self) -> float:
         """The earliest time at which a request may be sent, if the lease is still valid then; inf if another grant is needed first."""
-        lease = self._lease
-        if lease.own:
-            return self._arrival - CATCH_UP
         if self.is_used_up():
-            lease.miss()
+            self._lease.miss()
             return inf
         return self._arrival - self.burst
 
@@ -457,18 +430,13 @@ class LeasedQuota(Gcra):
         if not self._whole:
             self.largest = max(cost, FADE * self.largest)
             self.mean += 0.1 * (cost - self.mean)
-        if self._lease.own:
-            super().take(now, cost)
-            return
         self._arrival = max(self._arrival, now) + cost / self._spread
         self.left -= cost
         self.spent += cost
 
     def give_back(self, cost: float) -> None:
         """Correct an earlier charge. A positive ``cost`` was not used and goes back to all members. A negative ``cost`` is charged too."""
-        if self._lease.own:
-            super().give_back(cost)
-        elif cost > 0:
+        if cost > 0:
             self.returned += cost
         else:
             self.spent -= cost
@@ -480,10 +448,16 @@ class LeasedQuota(Gcra):
         self._spread = max(self.left / RENEW, self.rate)
         self._arrival = min(self._arrival, now + RENEW)  # earlier large requests must not delay the use of this grant
 
-    def begin_own(self, now: float) -> None:
-        self.left = 0.0
-        self.rate = max(self.share - (SLOWER if self._whole else 0.0), self.share / 2, HAIR) / 60
-        self._arrival = now + self.least / self.rate
+    def renew_alone(self, now: float, need: Demand, others: int) -> None:
+        """Renew at a quota of this member alone, whose limit is the last share, or the part of one of ``others`` that has had none."""
+        if not self.share:
+            self.share, self.limit = need.limit / others, need.limit
+        if self.own is None:
+            self.own = WindowQuota(max(1.0, self.share * PERIOD / MINUTE), whole=self._whole, since=now)
+            self.own.credit = -self.least  # the ledger may have granted as much in advance
+            self.left = need.left = 0.0  # another member may get it
+        grant = self.own.renew(now, -inf, "", msgspec.structs.replace(need, limit=self.own.limit))
+        self.given(now, Grant(self.limit, self.share, grant.grant))
 
     def need(self, limit: float, want: float, rate: float) -> Demand:
         """Return the demand for a renewal, for ``want`` requests until the next one, and ``rate`` requests a minute.

@@ -20,9 +20,6 @@ from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05  # minimum number of seconds between a renewal and an early renewal
-AGAIN = 0.25
-"""Seconds after which a failed renewal is retried. After two failures in a row the ledger counts as unreachable."""
-RETRY = 1.0  # seconds between two tries while the ledger is unreachable
 CLOSE_TIMEOUT = 3.0  # maximum number of seconds for which ``aclose`` waits until the shares are returned
 AHEAD = 1.5
 """Factor on the amount that a source used recently. The source requests the product, so that its use can grow."""
@@ -150,9 +147,8 @@ class LeaseRenewer:
 
     def _failed(self, request: RenewRequest, error: Exception) -> None:
         self._failures, self.joined = self._failures + 1, False
-        now = self._engine.clock()
-        self.next_at = now + (RETRY if self._failures > 1 else AGAIN)
-        if self._failures == 1:
+        self.next_at = self._engine.clock() + RENEW
+        if self._failures == 1:  # after two failures in a row the ledger counts as unreachable
             return
         reason = f"alone, the ledger does not answer ({type(error).__name__}: {error})"
         if self._failures == 2:
@@ -283,7 +279,7 @@ def _run(sharing: weakref.ref[Sharing], wake: threading.Event, closed: threading
             seconds = found.turn()
         except Exception as error:  # no error may end the thread, because nothing can be sent without renewals
             LOG.warning("sharing of limits failed with %s: %s; trying again", type(error).__name__, error)
-            seconds = RETRY
+            seconds = RENEW
         del found
         wake.wait(seconds)
         wake.clear()

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from quota_members import busiest
 
 from qreward.quota.ledger import (
-    CATCH_UP,
     FIRST_TOKENS,
     LEASE,
     LINGER,
     MINUTE,
+    PERIOD,
     RENEW,
     CappedLimit,
     Demand,
@@ -158,9 +159,8 @@ def test_a_share_is_short_if_it_allows_no_request_in_flight_or_too_few_of_one_ki
         permits, requests, tokens = case
         lease = lease_of(requests=Grant(60, 9, requests), tokens=Grant(6000, 9, tokens), permits=Grant(4, permits))
         short = lease.is_short()
-        lease.go_alone(1.0, RenewRequest(), "away")
-        found[case] = (short, lease.is_short())
-    assert found == {(1, 1, 256): (False, False), (0, 1, 256): (True, False), (1, 0, 256): (True, False), (1, 1, 255): (True, False)}
+        found[case] = short
+    assert found == {(1, 1, 256): False, (0, 1, 256): True, (1, 0, 256): True, (1, 1, 255): True}
 
 
 def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_share() -> None:
@@ -271,34 +271,46 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
     assert slots == {(16, None): (2, 2, True, False), (4, None): (1, 1, True, False), (16, 9): (9, 9, True, False)}
 
 
-def test_a_member_alone_stays_one_request_a_minute_below_its_share_but_never_below_half_of_it() -> None:
-    rates = {}
-    for share in (60.0, 3.0, 1.0, 0.5):
-        lease = lease_of(members=4, requests=Grant(60, share))
-        lease.go_alone(0.5, RenewRequest(), "away")
-        quota = quota_of(lease)
-        rates[share] = round(60 * quota.rate, 3)
-        assert quota.ready_at == 0.5 + 1 / quota.rate - CATCH_UP
-    assert rates == {60.0: 59.0, 3.0: 2.0, 1.0: 0.5, 0.5: 0.25}
-    lease = lease_of(members=4, tokens=Grant(6000, 600))
-    lease.go_alone(0.5, RenewRequest(), "away")
-    assert 60 * quota_of(lease).rate == 600, "a token more or less does not matter"
+def sent_alone(lease: Lease, cost: float, seconds: float) -> list[float]:
+    """The times at which a member sends that always has requests of this cost, and whose ledger does not answer for so long."""
+    (kind, quota), now, sent = *lease.quotas.items(), 0.0, []
+    while now < seconds:
+        lease.go_alone(now, RenewRequest(**{kind: quota.need(quota.limit, 100, inf)}), "away")
+        until, at = now + RENEW, now
+        while (at := max(at, quota.ready_at)) < until:
+            quota.take(at, cost)
+            sent.append(at)
+        now = until
+    return sent
 
 
-def test_a_member_alone_sends_at_its_rate_also_after_a_pause_and_counts_what_answers_have_used() -> None:
-    lease = lease_of(tokens=Grant(60_000, 60_000, 500))
-    lease.go_alone(0.0, RenewRequest(), "away")
-    lease.go_alone(1.0, RenewRequest(), "still away")
+def test_a_member_alone_sends_in_no_minute_more_than_its_part_of_the_limit_and_one_request_at_least() -> None:
+    found = {}
+    for share in (60.0, 7.35, 2.0, 0.9, 0.5):
+        sent = sent_alone(lease_of(members=4, requests=Grant(600, share * MINUTE / PERIOD, 5)), 1.0, 600.0)
+        found[share] = (busiest(sent), len(sent) / 10)
+        assert sent[0] >= min(60.0, 60 / share), "what it was granted may belong to others meanwhile"
+    assert {share: most for share, (most, _) in found.items()} == {60.0: 60, 7.35: 7, 2.0: 2, 0.9: 1, 0.5: 1}
+    assert all(mean >= 0.9 * int(share) for share, (_, mean) in found.items()), found
+
+
+def test_a_member_alone_keeps_to_its_share_of_tokens_whatever_a_request_costs() -> None:
+    for cost, most in ((100.0, 6000), (900.0, 6000), (9000.0, 9000)):
+        sent = sent_alone(lease_of(members=4, tokens=Grant(60_000, 6000 * MINUTE / PERIOD, 5000)), cost, 900.0)
+        assert busiest(sent) * cost <= most, cost
+        assert len(sent) * cost / 15 >= 0.75 * 6000, cost
+
+
+def test_what_answers_used_beyond_their_estimate_counts_alone_too() -> None:
+    lease = lease_of(tokens=Grant(60_000, 60_000))
     quota = quota_of(lease)
-    ready = [quota.ready_at + CATCH_UP]
-    for now, used in ((100.0, 1000), (101.0, 500), (101.5, 2000)):
-        quota.take(now, 1000)
-        quota.settle(1000, used, 0.0)
-        ready.append(quota.ready_at + CATCH_UP)
-    assert ready == [FIRST_TOKENS / 1000, 101.0, 101.5, 103.5], "a thousand tokens a second; the first try began the time alone"
-    lease.take_over(104.0, 104.0, RenewReply(1, tokens=Grant(60_000, 60_000, 1000)))
-    demand = demand_of(quota)
-    assert (demand.left, demand.spent, demand.returned) == (1000, 0, 0), "what was sent alone is not of a grant"
+    for now in (0.0, 1.0):
+        lease.go_alone(now, RenewRequest(tokens=quota.need(60_000, 100, inf)), "away")
+    quota.take(1.0, 500)
+    quota.settle(500, 3000, 1.2)
+    assert (quota.ready_at, demand_of(quota).spent) == (inf, 3000)
+    lease.take_over(2.0, 2.0, RenewReply(1, tokens=Grant(60_000, 60_000, 1000)))
+    assert (quota.own, quota.limit) == (None, 60_000)
 
 
 def test_a_share_that_was_given_up_is_not_used_again() -> None:

@@ -217,14 +217,14 @@ def test_a_grant_of_tokens_is_large_enough_for_a_request_once_a_seconds_worth_ha
 def test_a_member_does_not_get_the_last_of_a_limit_before_one_whose_turn_it_is() -> None:
     quota = WindowQuota(whole=False, limit=600.0, used={0: 585.0}, credit=20.0)
     for name, served in (("a", 0.0), ("b", 5.0)):
-        quota.accounts[name] = Account(0.0, 0.0, 0.0, served, want=10.0, least=10.0)
+        quota.accounts[name] = Account(0.0, Demand(600, want=10.0, least=10.0), served=served)
     assert [quota.grant(0.0, name) for name in ("b", "a")] == [0.0, 10.0]
 
 
 def test_credit_that_is_too_little_for_the_requests_of_two_members_is_for_the_one_whose_turn_it_is() -> None:
     quota = WindowQuota(whole=False, limit=6000.0, credit=120.0)
     for name, served in (("a", 0.0), ("b", 5.0)):
-        quota.accounts[name] = Account(0.0, 0.0, 0.0, served, want=1000.0, least=100.0)
+        quota.accounts[name] = Account(0.0, Demand(6000, want=1000.0, least=100.0), served=served)
     assert [quota.grant(0.0, name) for name in ("b", "a", "b")] == [0.0, pytest.approx(100, abs=13), 0.0]
     assert quota.accounts["a"].want == 1000 - quota.accounts["a"].out
 
@@ -301,7 +301,7 @@ def test_a_member_that_comes_or_returns_starts_level_with_the_one_that_waits_and
     """Not with the one that has had most, nor with one that was slow and had less: what each gets of a credit of 36."""
     quota = WindowQuota(whole=False, limit=6000.0)
     for name, at, had in (("little", 0.0, 10.0), ("much", 0.0, 40.0), ("slow", -FRESH - 1, 4.0), ("idle", 0.0, 2.0)):
-        quota.accounts[name] = Account(at, 0.0, 0.0, had, want=0.0 if name == "idle" else 99.0)
+        quota.accounts[name] = Account(at, Demand(6000, want=0.0 if name == "idle" else 99.0), served=had)
     quota.grant(0.0, "much")
     for name in ("slow", "idle", "new"):
         quota.report(0.0, name, Demand(6000, want=99.0))

@@ -86,7 +86,7 @@ def test_an_error_in_the_thread_is_logged_and_does_not_end_it(monkeypatch: pytes
         return turn(sharing)
 
     monkeypatch.setattr(renewal.Sharing, "turn", turned)
-    monkeypatch.setattr(renewal, "RETRY", 0.01)
+    monkeypatch.setattr(renewal, "RENEW", 0.01)
 
     async def use() -> None:
         async with new_client(rpm=6000) as client:

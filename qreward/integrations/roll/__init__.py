@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
@@ -124,15 +124,10 @@ def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], respon
     return rows
 
 
-class JudgedBatch(NamedTuple):
-    """The rewards of a batch, in the order of its rows, which fit into float16; and its metrics: name -> one number for each row."""
-
-    scores: list[float]
-    metrics: dict[str, list[float]]
-
-
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]], step: int | None = None) -> JudgedBatch:
-    """Score all rows concurrently.
+async def judge_rows(
+    rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]], step: int | None = None
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Score all rows concurrently. Return the rewards in the order of the rows, and the metrics: name -> one number for each row.
 
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if a reward does not fit
     into float16.
@@ -146,7 +141,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
     scores = [each.score(failure) for each in scored]
-    return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
+    return [_fitting(float(score)) for score in scores if score is not None], metrics_of(scored)
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:

@@ -61,9 +61,9 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """Load the actor's tokenizer and read the settings. A wrong setting ends the run before ROLL generates a response."""
         super().initialize(pipeline_config)
         self.actor_tokenizer = default_tokenizer_provider(pipeline_config.actor_train.model_args)
-        self.reward_config = settings_of(self.worker_config, prompt_maps)
-        failure_of(self.reward_config)
-        self.rewarder = ADAPTER.rewarder(self.reward_config)
+        config = settings_of(self.worker_config, prompt_maps)
+        failure_of(config)
+        self.rewarder = ADAPTER.rewarder(config)
         self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qreward-decoding")  # a tokenizer is not thread-safe
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE, clear_cache=False)  # type: ignore[untyped-decorator]
@@ -78,7 +78,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """
         with _continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
-            rewards, metrics = await judge_rows(self.rewarder, self.reward_config, rows, (data.meta_info or {}).get("global_step"))
+            rewards, metrics = await judge_rows(self.rewarder, rows, (data.meta_info or {}).get("global_step"))
         scores = torch.tensor(rewards, dtype=torch.float16)
         zeros = torch.zeros_like(data.batch[RESPONSES], dtype=torch.float16)
         output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})

@@ -123,15 +123,15 @@ class Rewarder:
         _end_before(asyncio.get_running_loop())
         filled = present(items[0])
         fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
-        fields |= {"timeout": self.deadline, "priority": self._priority}
         prompt, response = fields.pop("prompt"), fields.pop("response")
+        options: dict[str, Any] = {"timeout": self.deadline, "priority": self._priority}
         error: QRewardError | None = None
         try:
             async with asyncio.timeout(self.deadline + LATE):
                 if self.config.rank is None:
-                    verdicts = [await self.scorer.score(prompt, response, **fields)]
+                    verdicts = [await self.scorer.score(prompt, response, **fields, **options)]
                 else:
-                    verdicts = await self._rank(prompt, [item["response"] for item in items], fields)
+                    verdicts = await self._rank(prompt, [item["response"] for item in items], **fields, **options)
             for verdict in verdicts:
                 check_finite(verdict)
         except ConfigError as failure:
@@ -156,7 +156,7 @@ class Rewarder:
             other.usage = None  # the tokens of a group count once
         return [Scored(None, each, seconds, waiting) for each in errors]
 
-    async def _rank(self, prompt: Any, responses: Sequence[Any], fields: Mapping[str, Any]) -> list[Verdict]:
+    async def _rank(self, prompt: Any, responses: Sequence[Any], **fields: Any) -> list[Verdict]:
         """Rank the responses of a group. The first verdict has the tokens of the group."""
         if len(responses) < 2:
             raise BadRequest("a response cannot be ranked alone: no other response has the same prompt and the same values of all fields")

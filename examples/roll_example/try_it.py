@@ -40,14 +40,15 @@ async def main() -> None:
     rows = rows_of({"messages": asked, "ground_truth": [str(n * 7) for n in range(64)]}, [""] * 64, [str(n * 7 + n % 2) for n in range(64)])
     async with FakeFleet(FLEET) as fleet:
         config = settings(fleet)
-        judged = await judge_rows(rewarder(config, deadline=DEADLINE), config, rows)
-        print(f"{len(judged.scores)} responses: mean reward {fmean(judged.scores):.2f}, judged {fmean(judged.metrics['judge/ok']):.0%}")
+        rewards, metrics = await judge_rows(rewarder(config, deadline=DEADLINE), rows)
+        print(f"{len(rewards)} responses: mean reward {fmean(rewards):.2f}, judged {fmean(metrics['judge/ok']):.0%}")
         for name in fleet.names:
             fleet.set(name, faults=Faults(error_500=1.0))
         for choice in ({}, {"on_failure": -1}):
             config = settings(fleet, deadline=1, **choice)
             try:
-                print("a dead fleet:", (await judge_rows(rewarder(config, deadline=DEADLINE), config, rows[:2])).scores)
+                rewards, _ = await judge_rows(rewarder(config, deadline=DEADLINE), rows[:2])
+                print("a dead fleet:", rewards)
             except RewardUnavailable as error:
                 print("a dead fleet:", str(error).partition(";")[0])
 

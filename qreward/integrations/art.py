@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from qreward.errors import ConfigError
@@ -65,8 +64,9 @@ def _rows(trajectories: Sequence[Any], *, common: bool) -> list[dict[str, Any]]:
     every = [each.messages() for each in trajectories]
     parts = [conversation([], messages) for messages in every]
     if common:
-        equal = sum(1 for _ in takewhile(lambda each: all(message == each[0] for message in each), zip(*every, strict=False)))
-        begin = max(0, min([equal, *(len(messages) - 1 for messages in every)]))
+        begin = 0  # number of messages that all trajectories begin with; each has at least one more
+        while every and all(messages[begin + 1 :] and messages[begin] == every[0][begin] for messages in every):
+            begin += 1
         parts = [
             (messages[:begin], messages[begin:] if messages[begin + 1 :] else last)
             for messages, (_, last) in zip(every, parts, strict=True)

@@ -1,4 +1,4 @@
-"""Rewards of a judge or a reward model in OpenEnv, which this module imports: a ``Rubric``, and an ``LLMClient`` for other rubrics."""
+"""Rewards of a judge or a reward model in OpenEnv, which this module imports: a ``Rubric``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import json
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from qreward.codecs.base import described, ending_of, is_whole
 from qreward.engine.portal import portal
-from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter
-from qreward.integrations.trainers.rewarder import shared_client
 from qreward.integrations.trainers.settings import Source
 
-__all__ = ["DEADLINE", "QRewardLLMClient", "QRewardRubric"]
+__all__ = ["DEADLINE", "QRewardRubric"]
 
 DEADLINE = 50.0
 """Default number of seconds for one reward. A client of OpenEnv waits 60 seconds for a message by default (``message_timeout_s``)."""
@@ -32,7 +29,6 @@ ADAPTER = Adapter(
 )
 
 _Rubric: Any = importlib.import_module("openenv.core.rubrics").Rubric
-_LLMClient: Any = importlib.import_module("openenv.core.llm_client").LLMClient
 
 
 class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
@@ -95,38 +91,3 @@ def _fields(part: Any) -> Mapping[str, Any]:
     if isinstance(part, Mapping):
         return part
     return part.model_dump() if hasattr(part, "model_dump") else {"text": part}
-
-
-class QRewardLLMClient(_LLMClient):  # type: ignore[misc]
-    """An ``LLMClient`` that sends prompts to the endpoints of the settings, with their limits and retries.
-
-    OpenEnv's ``LLMJudge`` takes the first number of an answer as the score, and 0.0 if there is none. :class:`QRewardRubric` does not.
-
-    Args:
-        settings: as in :class:`QRewardRubric`. The model and the parameters of the requests are those of ``judge``.
-
-    Raises:
-        ConfigError: the settings are missing or wrong, or have no ``judge``.
-    """
-
-    def __init__(self, settings: Source = None) -> None:
-        super().__init__("http://qreward", None)  # the settings have the addresses
-        self._made = ADAPTER.rewarder(settings)
-        if self._made.config.judge is None:
-            raise ConfigError(f"{self._made.config.place}: QRewardLLMClient needs the setting judge")
-        self._options = {"timeout": self._made.deadline, "priority": self._made.config.priority, **self._made.config.judge.params}
-
-    async def complete(self, prompt: str, **kwargs: Any) -> str:
-        """Return the model's answer. ``kwargs`` are parameters of the request, which override those of the settings.
-
-        Raises:
-            InvalidResponse: the answer is empty or was cut off, so that it must not be read as a score.
-            QRewardError: the request failed.
-        """
-        config, messages = self._made.config, [{"role": "user", "content": prompt}]
-        client = shared_client(config.client)
-        choice = (await client.chat_completion(messages, config.models[0], **{**self._options, **kwargs})).choices[0]
-        ending = ending_of(choice.finish_reason)
-        if not choice.message.content or not is_whole(ending):
-            raise InvalidResponse(f"the answer is empty or not whole: {described(ending)}", model=config.models[0])
-        return choice.message.content

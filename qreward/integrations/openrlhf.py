@@ -16,7 +16,7 @@ from typing import Any
 
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest
-from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
+from qreward.integrations.trainers import Adapter, Scored, load_reward_config
 from qreward.integrations.trainers.texts import response_in, without_end
 
 __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
@@ -68,24 +68,19 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
         QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     made = ADAPTER.rewarder()
-    rows = [_row(*sample) for sample in zip(queries, prompts, labels, strict=True)]
-    unknown = Scored(None, BadRequest(_UNKNOWN_RESPONSE), 0.0)
-    return [
-        _result(scored if "response" in {*row, *made.config.columns} else unknown, made.config)
-        for row, scored in zip(rows, await ADAPTER.score(made, rows), strict=True)
-    ]
-
-
-def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
-    """Return the columns of a sample. ``response`` is missing if the response cannot be separated from the prompt."""
-    response = response_in(query, prompt)
-    found = {} if response is None else {"response": without_end(response)}
-    return {"query": query, "prompt": prompt, "label": label, **found}
-
-
-def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    reward = ADAPTER.reward(scored, config)
-    return {"rewards": reward, "scores": math.nan if reward is None else reward, "extra_logs": scored.metrics(waiting=True)}
+    rows: list[dict[str, Any]] = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        response = response_in(query, prompt)
+        rows.append({"query": query, "prompt": prompt, "label": label})
+        if response is not None:
+            rows[-1]["response"] = without_end(response)
+    found = []
+    for row, judged in zip(rows, await ADAPTER.score(made, rows), strict=True):
+        scored = judged if "response" in {*row, *made.config.columns} else Scored(None, BadRequest(_UNKNOWN_RESPONSE), 0.0)
+        reward = ADAPTER.reward(scored, made.config)
+        logs = scored.metrics(waiting=True)
+        found.append({"rewards": reward, "scores": math.nan if reward is None else reward, "extra_logs": logs})
+    return found
 
 
 def reward_func_path() -> str:
@@ -122,15 +117,5 @@ def __getattr__(name: str) -> Any:
     return AgentExecutor
 
 
-def main(arguments: list[str]) -> int:
-    """Print both options for OpenRLHF, or only the path of one. Return the exit code: 0, or 2 for an unknown name."""
-    if arguments not in ([], ["agent"], ["reward_func"]):
-        sys.stderr.write("usage: python -m qreward.integrations.openrlhf [agent | reward_func]\n")
-        return 2
-    options = f"--train.agent_func_path {__file__}\n--reward.remote_url {__file__}"
-    sys.stdout.write(f"{__file__ if arguments else options}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.stdout.write(f"{__file__}\n")

@@ -85,20 +85,29 @@ async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTE
     evaluating = all(getattr(sample, "group_index", None) is None for sample in samples)
     training_key, evaluation_key = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
     keys = [key for key in (training_key, evaluation_key) if key] if training_key or evaluating else []
-    rewards = [adapter.reward(each, made.config) for each in scored]  # None for a sample that is removed
-    values = [_value(*each, keys) for each in zip(scored, rewards, strict=True)]
     recent = _RECENT.setdefault(made, (Recent(), Recent()))[evaluating]
-    for each, value in zip(scored, values, strict=True):
+    values: list[float | None] = []  # what slime will train on; None for a sample that is removed
+    for each, reward in zip(scored, [adapter.reward(each, made.config) for each in scored], strict=True):
+        attributes = _attributes(each)
+        values.append(next((attributes[key] for key in keys if key in attributes), reward))
         recent.missing = 0 if each.ok else recent.missing + 1
         recent.failed += not each.ok
         if not each.ok and recent.failed % LOG_EVERY == 1:
             _log.warning("%d rewards are missing so far; the last: %s", recent.failed, each.reason)
-        if each.error is not None and value is None and recent.missing > MOST_LOST:
+        if each.error is not None and reward is None and recent.missing > MOST_LOST:
             raise each.error
     judged = [value for each, value in zip(scored, values, strict=True) if each.ok and value is not None]
     recent.rewards.extend(judged)
     fallback = fmean(judged or recent.rewards or [middle(made.config)])
-    return [_rewarded(*each, fallback, keys) for each in zip(samples, scored, values, strict=True)]
+    rewarded: list[Any] = []
+    for sample, each, value in zip(samples, scored, values, strict=True):
+        if isinstance(sample.metadata, dict):
+            sample.metadata[NOTE] = each.metrics("") | {"ok": each.ok, "reason": each.reason, "removed": value is None}
+        if value is None:
+            sample.remove_sample = True
+        number = fallback if value is None else value
+        rewarded.append(each.metrics() | dict.fromkeys(keys, number) | _attributes(each) if keys else number)
+    return rewarded
 
 
 def _row(sample: Any) -> dict[str, Any]:
@@ -107,29 +116,13 @@ def _row(sample: Any) -> dict[str, Any]:
     return {**metadata, "metadata": metadata, "prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
-def _value(scored: Scored, reward: float | None, keys: Sequence[str]) -> float | None:
-    """Return the value that slime will train on: the first attribute of the verdict with one of the ``keys``, or the reward."""
-    attributes = (scored.verdict.attributes if scored.verdict is not None else None) or {}
-    return next((attributes[key] for key in keys if key in attributes), reward)
-
-
-def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str]) -> Any:
-    """Return the reward of a sample in slime's form: a number, or a mapping with ``keys``. Store in the sample how it was judged."""
-    if isinstance(sample.metadata, dict):
-        sample.metadata[NOTE] = scored.metrics("") | {"ok": scored.ok, "reason": scored.reason, "removed": value is None}
-    if value is None:
-        sample.remove_sample = True
-    number = fallback if value is None else value
-    if not keys:
-        return number
-    attributes = (scored.verdict.attributes if scored.verdict is not None else None) or {}
-    return scored.metrics() | dict.fromkeys(keys, number) | dict(attributes)
+def _attributes(scored: Scored) -> dict[str, float]:
+    return dict((scored.verdict.attributes if scored.verdict is not None else None) or {})
 
 
 @dataclass(eq=False)
 class Recent:
-    """The last rewards, and the numbers of failures, in a row and of all. Samples of training and of evaluations differ, so each has its
-    own."""
+    """The last rewards, and the numbers of failures in a row and of all: once for training, and once for evaluations."""
 
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     missing: int = 0

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
 from qreward.integrations.trainers.settings import Failure, Source
 from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
@@ -135,7 +135,10 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
 
     async def total(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any) -> Rewards:
         every = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **given}
-        columns = await asyncio.gather(*(_called(function, every) for function in functions))
+        awaited = [kind_of(function) is FunctionKind.AWAITED for function in functions]
+        columns: list[Any] = await asyncio.gather(
+            *(each(**every) if is_async else asyncio.to_thread(each, **every) for each, is_async in zip(functions, awaited, strict=True))
+        )
         for each, column in zip(names, columns, strict=True):
             if len(column) != len(prompts):
                 raise ValueError(f"the reward function {each!r} returned {len(column)} rewards for {len(prompts)} completions")
@@ -164,11 +167,11 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
         config = _ADAPTER.checked(RewardConfig(reward_model=name, **chosen))
         made = Rewarder(judge, config.deadline or DEADLINE, config=config)
     else:
-        made = _ADAPTER.rewarder(settings)
         if chosen:
-            config = made.config
+            config = load_reward_config(settings)
             chosen["columns"] = {**config.columns, **chosen.get("columns", {})}
-            made = _ADAPTER.rewarder(RewardConfig(**dict(config) | chosen).at(config.place))
+            settings = RewardConfig(**dict(config) | chosen).at(config.place)
+        made = _ADAPTER.rewarder(settings)
     if made.config.on_failure in ("default", "none"):
         refuse_old_trl(name)
     return made
@@ -235,12 +238,6 @@ def _name(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
-
-
-async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any:
-    if kind_of(function) is FunctionKind.AWAITED:
-        return await function(**every)
-    return await asyncio.to_thread(function, **every)
 
 
 def _missing(value: float | None) -> bool:

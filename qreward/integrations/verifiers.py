@@ -6,7 +6,6 @@ Prompts, parsing and records come from verifiers. ``RewardJudge`` uses the score
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -18,19 +17,15 @@ from typing_extensions import TypeVar
 
 from qreward.client import QRewardClient
 from qreward.codecs.base import described, ending_of, is_whole
-from qreward.decisions import MIN_LABEL_MASS, Score
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter, load_reward_config
 from qreward.integrations.trainers.rewarder import shared_client
 from qreward.integrations.trainers.settings import VARIABLE
-from qreward.results import Usage
 from qreward.settings.base import default
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.policies import Endpoint, Level, Priority
 
 __all__ = [
-    "FleetDecisionJudge",
-    "FleetDecisionJudgeConfig",
     "FleetJudge",
     "FleetJudgeConfig",
     "FleetReferenceJudge",
@@ -85,8 +80,7 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
-    As the first base class of a judge, it also serves the other base classes that call ``complete``. ``vf.DecisionJudge`` does not; use
-    :class:`FleetDecisionJudge` instead.
+    As the first base class of a judge, it also serves the other base classes that call ``complete``. ``vf.DecisionJudge`` does not.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -99,9 +93,8 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if issubclass(cls, vf.DecisionJudge) and cls.evaluate is vf.DecisionJudge.evaluate:
-            raise ConfigError(
-                f"{cls.__name__}: vf.DecisionJudge posts to an evaluations API by itself; use FleetDecisionJudge in its place"
-            )
+            remedy = "use RewardJudge with method: decide in the settings of its judge"
+            raise ConfigError(f"{cls.__name__}: vf.DecisionJudge posts to an evaluations API by itself; {remedy}")
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -147,21 +140,19 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         body = _types.SamplingConfig.model_validate(_merged(self.config.sampling, sampling)).model_dump(exclude_none=True)
         if schema is not None:
             body["response_format"] = strict_schema(schema)
-        response = None
+        completion = await self.client.chat_completion(
+            sent, model, timeout=timeout, priority=priority, extra_headers=headers, extra_body=body
+        )
+        choice = completion.choices[0]
+        response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
         try:
-            completion = await self.client.chat_completion(
-                sent, model, timeout=timeout, priority=priority, extra_headers=headers, extra_body=body
-            )
-            choice = completion.choices[0]
-            response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
-            ending = ending_of(choice.finish_reason)
-            if not is_whole(ending):
+            if not is_whole(ending := ending_of(choice.finish_reason)):
                 raise InvalidResponse(f"the judge's answer is not whole: {described(ending)}", model=model)
             if schema is not None:
                 if choice.message.refusal:
                     raise InvalidResponse(f"the judge refused: {choice.message.refusal[:200]}", model=model)
                 try:
-                    response.parsed = schema.model_validate_json(choice.message.content or "")
+                    response.parsed = schema.model_validate_json(response.text)
                 except ValueError as error:
                     what = f"is not a valid {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}"
                     raise InvalidResponse(f"the judge's answer {what}", model=model) from error
@@ -169,7 +160,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
                 response.parsed = parse(response)
             return response
         finally:
-            if trace is not None and response is not None:
+            if trace is not None:
                 trace.record_judge_call(name=self.reward_name, request={"model": model, "messages": sent}, response=response)
 
 
@@ -203,58 +194,6 @@ class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: i
 
 class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):  # type: ignore[misc, type-arg]
     """A ``vf.RubricJudge`` whose requests go to a fleet. It gives a verdict for each criterion."""
-
-
-class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
-    """The settings of ``vf.DecisionJudgeConfig`` and of :class:`FleetJudgeConfig`.
-
-    ``base_url`` must be the root of an API like OpenAI's. An evaluations API is not supported.
-
-    Attributes:
-        min_label_mass: as in :class:`~qreward.judge.config.JudgeConfig`.
-    """
-
-    base_url: str = vf.JudgeConfig.model_fields["base_url"].default
-    min_label_mass: float = Field(default=MIN_LABEL_MASS, ge=0, le=1)
-
-
-class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.DecisionJudge):  # type: ignore[misc, type-arg]
-    """A ``vf.DecisionJudge`` whose requests go to a fleet. It returns the expected level of a grade.
-
-    The level comes from a decision, which is requested in the dialect (request format) of the endpoint.
-    """
-
-    async def evaluate(self, *, trace: Any = None, **fields: Any) -> Any:
-        """Ask for the grade. The answer is recorded on the trace.
-
-        Returns:
-            The response of verifiers. Its ``parsed`` is the expected level on a scale from 0 (the first level) to 1 (the last level).
-
-        Raises:
-            InvalidResponse: the model declined, or all levels together are less probable than ``min_label_mass``.
-            QRewardError: there is no answer.
-            ConfigError: no question can be made from the levels and the prompt.
-        """
-        config, question = self.config, Score(self.build_messages(**fields), levels=self.config.levels)
-        state = json.dumps(fields, ensure_ascii=False, default=str)  # System One's servers write a state that is not a text in this form
-        found = await self.client.decide(
-            state, [question], model=config.model, min_label_mass=0.0, timeout=config.deadline, priority=config.priority
-        )  # min_label_mass of the settings is compared below, where the answer is recorded on the trace
-        (answer,) = found
-        if answer.error is not None:
-            raise answer.error
-        shown = {"score": answer.score, "probabilities": answer.probabilities, "confidence": answer.confidence}
-        response = vf.JudgeResponse(text=json.dumps(shown), usage=_usage(found.usage))
-        request = {"model": config.model, "state": fields, "question": {"instructions": question.instructions, "levels": config.levels}}
-        try:
-            if answer.label_mass is not None and answer.label_mass < config.min_label_mass:
-                mass = f"all levels together have a probability of {answer.label_mass:.4g}"
-                raise InvalidResponse(f"{mass}, which is less than min_label_mass={config.min_label_mass:g}", model=config.model)
-            response.parsed = answer.score / (len(config.levels) - 1)
-            return response
-        finally:
-            if trace is not None:
-                trace.record_judge_call(name=self.reward_name, request=request, response=response)
 
 
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
@@ -293,23 +232,15 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         made = _ADAPTER.rewarder(self.config.settings)
         row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
         (scored,) = await _ADAPTER.score(made, [row])
-        answers: list[tuple[str, str, float | None]]
-        if scored.verdict is not None:
-            usage = scored.verdict.usage
+        usage = scored.usage
+        answers: list[tuple[str, str, float | None]] = [(", ".join(made.config.models), "", None)] if usage.tokens else []
+        if scored.verdict is not None:  # an answer that could not be parsed is recorded as well
             answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
-        else:  # recorded as well, if there was an answer that could not be parsed
-            usage = scored.error.usage if scored.error is not None else None
-            answers = [] if usage is None or not usage.tokens else [(", ".join(made.config.models), "", None)]
+        spent = {"prompt_tokens": usage.prompt_tokens or 0, "completion_tokens": usage.completion_tokens or 0, "cost": usage.cost}
         for number, (model, text, score) in enumerate(answers):
-            response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
+            response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _types.Usage(**spent))
             request = {"model": model, **_ADAPTER.item(row, made.config)}
             trace.record_judge_call(name=self.reward_name, request=request, response=response)
         found = _ADAPTER.reward(scored, made.config)
         assert found is not None
         return found
-
-
-def _usage(usage: Usage | None) -> Any:
-    if usage is None:
-        return None
-    return _types.Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0, cost=usage.cost)

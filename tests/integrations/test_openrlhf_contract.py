@@ -6,6 +6,8 @@ import asyncio
 import importlib.util
 import inspect
 import math
+import runpy
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,6 @@ from adapter_fakes import FakeScorer, configured, stub_modules
 
 from qreward.errors import ConfigError
 from qreward.integrations import openrlhf
-from qreward.integrations.openrlhf import main
 
 pytestmark = pytest.mark.real_time
 
@@ -141,12 +142,9 @@ def test_without_settings_the_executor_is_not_made(executor: Any, monkeypatch: p
         type(executor)()
 
 
-def test_the_paths_are_printed_and_one_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = {"agent": openrlhf.agent_path(), "reward_func": openrlhf.reward_func_path()}
-    assert all(Path(path).is_file() for path in paths.values())
-    both = f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n"
-    for asked, said in ([], both), *(([name], f"{path}\n") for name, path in paths.items()):
-        assert main(asked) == 0
-        assert capsys.readouterr().out == said
-    assert main(["rewards"]) == 2
-    assert "usage" in capsys.readouterr().err
+def test_the_path_of_both_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert openrlhf.agent_path() == openrlhf.reward_func_path()
+    assert Path(openrlhf.agent_path()).is_file()
+    monkeypatch.delitem(sys.modules, "qreward.integrations.openrlhf")
+    runpy.run_module("qreward.integrations.openrlhf", run_name="__main__")
+    assert capsys.readouterr().out == f"{openrlhf.agent_path()}\n"

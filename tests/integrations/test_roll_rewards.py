@@ -34,7 +34,7 @@ def rows(*responses: str, **columns: list[Any]) -> list[dict[str, Any]]:
 
 
 async def judged(made: Rewarder, given: list[dict[str, Any]]) -> tuple[list[float], dict[str, list[float]]]:
-    return await judge_rows(made, made.config, given)
+    return await judge_rows(made, given)
 
 
 async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> None:

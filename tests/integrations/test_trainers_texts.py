@@ -21,6 +21,7 @@ def test_a_response_is_what_follows_the_prompt_which_is_not_guessed() -> None:
         "cut in a character": (f"\ufffd{PROMPT[30:]}It is 42.", PROMPT, "It is 42."),
         "empty": (PROMPT, PROMPT, ""),
         "no prompt": ("It is 42.", "", "It is 42."),
+        "a blank prompt": ("It is 42.", " ", "It is 42."),
         "the prompt again": (f"{PROMPT}{PROMPT}It is 42.", PROMPT, f"{PROMPT}It is 42."),
         "something else": ("something else altogether", OTHER, None),
         "its end": ("t and no more", OTHER, None),

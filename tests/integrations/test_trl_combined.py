@@ -173,7 +173,7 @@ def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_befor
 
 
 def test_a_column_that_is_no_list_or_too_short_is_no_column() -> None:
-    rows = list(rows_of(["a", "b"], ["c", "d"], {"one": [1, 2], "text": "xy", "short": [1], "trainer_state": [1, 2], "n": 3}))
+    rows = list(rows_of(["a", "b"], ["c", "d"], {"one": [1, 2], "text": "xy", "short": [1], "n": 3}))
     assert rows == [{"one": 1, "short": 1, "prompt": "a", "response": "c"}, {"one": 2, "prompt": "b", "response": "d"}]
 
 

@@ -12,7 +12,6 @@ import pytest
 import verifiers_stub
 from adapter_fakes import SETTINGS
 from adapter_fakes import installed as installed_scorer
-from fakes.endpoint import ModelEndpoint
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from shared_tools import completion
@@ -20,8 +19,7 @@ from trainers_tools import settings_of
 from verifiers_stub import Trace
 
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
-from qreward.integrations.trainers.rewarder import close_all
-from qreward.testing import FakeFleet, Faults, Latency, SyntheticJudge
+from qreward.testing import FakeFleet, Faults, Latency
 
 pytestmark = pytest.mark.real_time
 
@@ -56,7 +54,7 @@ def test_contract_complete_has_the_signature_that_verifiers_calls_and_the_base_c
     with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
         adapter.FleetJudge(verifiers_stub.JudgeConfig())
     with pytest.raises(ConfigError, match="DecisionJudge posts to an evaluations API by itself"):
-        type("FleetDecisionJudge", (adapter.FleetJudge, verifiers_stub.DecisionJudge), {})
+        type("OurDecisionJudge", (adapter.FleetJudge, verifiers_stub.DecisionJudge), {})
 
 
 async def test_contract_thirty_two_calls_go_through_one_client_at_once_and_are_recorded_as_usual(
@@ -237,29 +235,3 @@ async def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was
     with pytest.raises(QRewardError):
         await reward_judge(adapter, tmp_path, {**settings, "deadline": 0.5}).score(task, trace)
     assert trace.calls == []
-
-
-async def test_the_decision_judge_asks_the_fleet_for_a_decision_and_records_it(adapter: Any, tmp_path: Path) -> None:
-    fakes = [ModelEndpoint("a", dialect="vllm", synthetic_judge=SyntheticJudge(label_mass=0.7))]
-    async with FakeFleet(fakes) as fleet:
-        file = tmp_path / "fleet.json"
-        file.write_text(json.dumps({"endpoints": [{"base_url": fleet.urls["a"], "kind": "vllm"}]}), encoding="utf-8")
-        given = {"model": "judge-7b", "fleet": file, "levels": ["bad", "fair", "good"]}
-        judge = adapter.FleetDecisionJudge(adapter.FleetDecisionJudgeConfig(**given))
-        judge.prompt = "Grade the response."
-        trace = Trace()
-        found = await judge.evaluate(trace=trace, question="2 + 2?", response="4 truth=0.75")
-        assert found.parsed == pytest.approx(0.75, abs=0.01)
-        (call,) = trace.calls
-        assert call["request"]["state"] == {"question": "2 + 2?", "response": "4 truth=0.75"}
-        assert call["request"]["question"] == {"instructions": "Grade the response.", "levels": ["bad", "fair", "good"]}
-        assert call["response"]["usage"]["prompt_tokens"] > 0
-        assert set(json.loads(found.text)["probabilities"]) == {"bad", "fair", "good"}
-        fleet.set("a", synthetic_judge=SyntheticJudge(label_mass=0.2))
-        with pytest.raises(InvalidResponse, match=r"all levels together have a probability of 0\.2"):
-            await judge.evaluate(trace=trace, question="2 + 2?", response="4 truth=0.75")
-        assert [call["response"]["parsed"] for call in trace.calls] == [found.parsed, None]
-        judge.config.levels = ["1", "2"]
-        with pytest.raises(ConfigError, match="servers number levels from 0"):
-            await judge.evaluate(question="2 + 2?", response="4")
-        close_all()

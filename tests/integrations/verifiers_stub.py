@@ -101,13 +101,7 @@ class RubricJudge(Judge[Any, RubricJudgeConfig]):
     pass
 
 
-class DecisionJudgeConfig(JudgeConfig):
-    id: str = "decision"
-    base_url: str = "http://127.0.0.1:9/evaluations"
-    levels: list[str] = ["Incorrect", "Correct"]
-
-
-class DecisionJudge(Judge[float, DecisionJudgeConfig]):
+class DecisionJudge(Judge[float, JudgeConfig]):
     """Posts to an API of its own, and does not use ``complete``."""
 
     async def evaluate(self, *, trace: Any = None, **fields: Any) -> Any:
@@ -139,10 +133,7 @@ def _judge_response(trace: Any, view: str) -> str:
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The package, and ours imported over it, until the test is done."""
     own: dict[str, Any] = {"Judge": Judge, "JudgeConfig": JudgeConfig, "JudgeResponse": JudgeResponse}
-    own |= {
-        cls.__name__: cls
-        for cls in (DecisionJudge, DecisionJudgeConfig, ReferenceJudge, ReferenceJudgeConfig, RubricJudge, RubricJudgeConfig)
-    }
+    own |= {cls.__name__: cls for cls in (DecisionJudge, ReferenceJudge, ReferenceJudgeConfig, RubricJudge, RubricJudgeConfig)}
     own["JudgeView"] = Literal["last_reply", "full_trace"]
     parts: dict[str, dict[str, Any]] = {
         "verifiers.v1": own,

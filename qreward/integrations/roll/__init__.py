@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
@@ -32,10 +32,6 @@ MOST_DROPPED = 100
 """Number of prompts or groups dropped in a row after which the run ends, because judging then probably fails for every prompt."""
 INVALID = -999.0
 """Reward of a step that could not be judged; ROLL's own environments use the same value."""
-KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
-"""Keys of ROLL's own judge that this adapter accepts unchanged."""
-NAMED_PROMPT = {"verdict": "yes_no", "response_format": "none"}
-"""Settings for one of ROLL's own prompts, which is selected by its name. All of these prompts ask for a bare YES or NO."""
 
 ADAPTER = Adapter(
     trainer="roll",
@@ -62,7 +58,7 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     entries = getattr(worker, "reward_manager_config", None) or []
     if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
-    layers = [read_reward_settings(file)[0] if file else {}, _settings_of_rolls_keys(worker, prompts), *entries]
+    layers = [read_reward_settings(file)[0] if file else {}, _settings_of_rolls_judge(worker, prompts), *entries]
     settings: dict[str, Any] = reduce(_over, layers, {})
     if not settings.keys() & SCORERS:
         raise ConfigError(
@@ -72,9 +68,10 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     return load_reward_config(settings)
 
 
-def _settings_of_rolls_keys(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
-    model, urls, key, prompt = (getattr(worker, name, None) for name in KEYS)
-    kind = getattr(worker, "judge_model_type", None)
+def _settings_of_rolls_judge(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings in the keys of ROLL's own judge."""
+    names = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt", "judge_model_type")
+    model, urls, key, prompt, kind = (getattr(worker, name, None) for name in names)
     if kind not in (None, "api"):
         raise ConfigError(
             f"judge_model_type: {kind} makes ROLL run the judge itself; serve the judge (vLLM, SGLang, ...), remove judge_model_type, "
@@ -89,7 +86,8 @@ def _settings_of_rolls_keys(worker: Any, prompts: Mapping[str, str]) -> dict[str
             known = ", ".join(map(repr, sorted(prompts)))
             raise ConfigError(f"judge_prompt {prompt!r} is neither a template nor the name of one of ROLL's prompts, which are {known}")
         judge["prompt"] = template.replace("{question}", "{prompt}")  # ROLL's templates name the prompt ``question``
-        judge |= NAMED_PROMPT if prompt in prompts else {}
+        if prompt in prompts:  # all of ROLL's own prompts ask for a bare YES or NO
+            judge |= {"verdict": "yes_no", "response_format": "none"}
     found: dict[str, Any] = {"judge": judge} if judge else {}
     if urls:
         account = {"api_key": key} if key else {}
@@ -124,29 +122,24 @@ def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], respon
     return rows
 
 
-class JudgedBatch(NamedTuple):
-    """The rewards of a batch, in the order of its rows, which fit into float16; and its metrics: name -> one number for each row."""
-
-    scores: list[float]
-    metrics: dict[str, list[float]]
-
-
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]], step: int | None = None) -> JudgedBatch:
-    """Score all rows concurrently.
+async def judge_rows(
+    rewarder: Rewarder, rows: Iterable[Mapping[str, Any]], step: int | None = None
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Score all rows concurrently. Return the rewards in the order of the rows, and the metrics: name -> one number for each row.
 
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if a reward does not fit
     into float16.
     """
     scored = await ADAPTER.score(rewarder, rows, step=step)
-    failure = failure_of(config)
+    failure = failure_of(rewarder.config)
     lost = [each for each in scored if not each.ok]
     if lost and failure is None:
         raise RewardUnavailable(
             f"{len(lost)} of {len(scored)} rewards are missing; the first: {lost[0].reason}. To continue without them, set "
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
-    scores = [each.score(failure) for each in scored]
-    return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
+    rewards = [_fitting(float(score)) for each in scored if (score := each.score(failure)) is not None]
+    return rewards, metrics_of(scored)
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:

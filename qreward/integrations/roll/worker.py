@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,9 +59,9 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """Load the actor's tokenizer and read the settings. A wrong setting ends the run before ROLL generates a response."""
         super().initialize(pipeline_config)
         self.actor_tokenizer = default_tokenizer_provider(pipeline_config.actor_train.model_args)
-        self.reward_config = settings_of(self.worker_config, prompt_maps)
-        failure_of(self.reward_config)
-        self.rewarder = ADAPTER.rewarder(self.reward_config)
+        config = settings_of(self.worker_config, prompt_maps)
+        failure_of(config)
+        self.rewarder = ADAPTER.rewarder(config)
         self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qreward-decoding")  # a tokenizer is not thread-safe
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE, clear_cache=False)  # type: ignore[untyped-decorator]
@@ -76,9 +74,15 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         Raises:
             RewardUnavailable: a reward is missing, and ``on_failure`` names no number for it.
         """
-        with _continued(data.meta_info):
+        meta_info = data.meta_info or {}
+        carrier = meta_info.get(CARRIER)  # ROLL continues the caller's trace only in methods that are not async
+        token = context.attach(propagate.extract(carrier)) if carrier else None
+        try:
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
-            rewards, metrics = await judge_rows(self.rewarder, self.reward_config, rows, (data.meta_info or {}).get("global_step"))
+            rewards, metrics = await judge_rows(self.rewarder, rows, meta_info.get("global_step"))
+        finally:
+            if token is not None:
+                context.detach(token)
         scores = torch.tensor(rewards, dtype=torch.float16)
         zeros = torch.zeros_like(data.batch[RESPONSES], dtype=torch.float16)
         output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
@@ -90,18 +94,6 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
             self.actor_tokenizer.batch_decode(data.batch[name], skip_special_tokens=True) for name in (PROMPTS, RESPONSES)
         )
         return rows_of(data.non_tensor_batch, prompts, responses)
-
-
-@contextmanager
-def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
-    """Make spans that start inside the context children of the caller's span. ROLL does so only in methods that are not async."""
-    carrier = (meta_info or {}).get(CARRIER)
-    token = context.attach(propagate.extract(carrier)) if carrier else None
-    try:
-        yield
-    finally:
-        if token is not None:
-            context.detach(token)
 
 
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types

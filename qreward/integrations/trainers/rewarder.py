@@ -45,7 +45,7 @@ from qreward.judge.prompts import check_columns, column_value, is_absent, presen
 from qreward.judge.types import Scorer, Verdict, Vote, check_finite
 from qreward.runtime import runtime_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
-from qreward.spelling import TYPO, closest
+from qreward.spelling import TYPO, closest, did_you_mean
 
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
@@ -101,42 +101,41 @@ class Rewarder:
         """
         rows = list(items)
         names = frozenset().union(*rows)
-        filled = [present(row) for row in rows]
         groups: dict[object, list[int]] = {}
-        for place, row in enumerate(filled):
-            if "response" in row:
-                others = {name: value for name, value in row.items() if name != "response"}
+        for place, row in enumerate(rows):
+            others = present(row)
+            if others.pop("response", None) is not None:
                 groups.setdefault(encoded(others) if self.config.rank else place, []).append(place)
         found = [Scored(None, BadRequest("there is no response to score: it is None"), 0.0)] * len(rows)
 
         async def judge(places: Sequence[int]) -> None:
-            scored = await self._score([rows[place] for place in places], [filled[place] for place in places], names)
-            for place, each in zip(places, scored, strict=True):
-                found[place] = each
+            for place, scored in zip(places, await self._score([rows[place] for place in places], names), strict=True):
+                found[place] = scored
 
         await asyncio.gather(*map(judge, groups.values()))
         if self._verdicts is not None:
             self._verdicts.write(zip(rows, found, strict=True), step)
         return found
 
-    async def _score(self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
+    async def _score(self, items: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
         """Score an item, or rank the items of a group. ``names`` are the fields of all items of the call."""
         begun = monotonic()
         _end_before(asyncio.get_running_loop())
-        verdicts: Sequence[Verdict] = ()
-        error: QRewardError | None = None
+        filled = present(items[0])
+        fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
+        prompt, response = fields.pop("prompt"), fields.pop("response")
         options: dict[str, Any] = {"timeout": self.deadline, "priority": self._priority}
-        given = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled[0]}
+        error: QRewardError | None = None
         try:
             async with asyncio.timeout(self.deadline + LATE):
                 if self.config.rank is None:
-                    verdicts = [await self.scorer.score(given.pop("prompt"), given.pop("response"), **given, **options)]
+                    verdicts = [await self.scorer.score(prompt, response, **fields, **options)]
                 else:
-                    verdicts = await self._rank([row["response"] for row in filled], given, options)
+                    verdicts = await self._rank(prompt, [item["response"] for item in items], **fields, **options)
             for verdict in verdicts:
                 check_finite(verdict)
         except ConfigError as failure:
-            if template_fields(self.config) - names or names <= filled[0].keys():
+            if template_fields(self.config) - names or names <= filled.keys():
                 raise
             error = failure  # a value is missing in this row
         except QRewardError as failure:
@@ -157,12 +156,11 @@ class Rewarder:
             other.usage = None  # the tokens of a group count once
         return [Scored(None, each, seconds, waiting) for each in errors]
 
-    async def _rank(self, responses: Sequence[Any], given: dict[str, Any], options: Mapping[str, Any]) -> list[Verdict]:
+    async def _rank(self, prompt: Any, responses: Sequence[Any], **fields: Any) -> list[Verdict]:
         """Rank the responses of a group. The first verdict has the tokens of the group."""
         if len(responses) < 2:
             raise BadRequest("a response cannot be ranked alone: no other response has the same prompt and the same values of all fields")
-        del given["response"]
-        ranking = await self.scorer.rank(given.pop("prompt"), responses, **given, **options)  # type: ignore[attr-defined]
+        ranking = await self.scorer.rank(prompt, responses, **fields)  # type: ignore[attr-defined]
         usages = (ranking.usage, *[None] * (len(responses) - 1))
         rewards = ranking.scores if self.config.rank == "scores" else ranking.advantages
         pairs = zip(rewards, usages, strict=True)
@@ -235,7 +233,7 @@ class Adapter:
             >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
             {'prompt': '2 + 2?', 'response': '4'}
         """
-        named, listed = prompt_fields(config), ", ".join(map(repr, sorted(row)))
+        named = prompt_fields(config)
         item: dict[str, Any] = {}
         for field, column in config.columns.items():
             try:
@@ -244,10 +242,10 @@ class Adapter:
                 if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
                     item[field] = None  # this row does not have the entry
                     continue
-                others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
+                others = sorted(row.keys() - {*self.columns["response"]} if field == "reference" else row)
                 usual = [name for name in self.columns.get(field, ()) if name in others]
-                near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {listed}"
+                near = closest(column, others, cutoff=TYPO) or usual
+                hint = f"did you mean {near[0]!r}?" if near else did_you_mean(column, others, otherwise="there are")
                 raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
         for field, candidates in self.columns.items():
             values = [row[name] for name in candidates if name in row]
@@ -256,6 +254,7 @@ class Adapter:
         item |= {field: row[field] for field in named - item.keys() - RESERVED if field in row}
         if "prompt" not in item:
             if "prompt" in named:
+                listed = ", ".join(map(repr, sorted(row)))
                 raise ConfigError(
                     f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. There are {listed}."
                 )
@@ -328,16 +327,14 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     known = _MADE.get((name, deadline))
     if known is None:
         with _LOCK:
-            known = _MADE.get((name, deadline)) or (source, _made(load_reward_config(source), deadline))
-            _MADE[name, deadline] = known
+            known = _MADE.get((name, deadline))
+            if known is None:
+                config = load_reward_config(source)
+                client = shared_client(config.client, config.place)
+                made = Rewarder(scorer_of(config, client), config.deadline or deadline, config.priority, config)
+                made.waiting = runtime_of(client).look.waiting_for
+                known = _MADE[name, deadline] = (source, made)
     return known[1]
-
-
-def _made(config: RewardConfig, deadline: float) -> Rewarder:
-    client = shared_client(config.client, config.place)
-    made = Rewarder(scorer_of(config, client), config.deadline or deadline, config.priority, config)
-    made.waiting = runtime_of(client).look.waiting_for
-    return made
 
 
 def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
@@ -379,25 +376,19 @@ def close_all() -> None:
         _MADE.clear()
         _CLIENTS.clear()
     for shared in clients:
-        with suppress(Exception):  # the process is ending
-            if shared.watcher is not None:
-                shared.watcher.stop()
-            _close(shared.client)
-    for each in made:
+        if shared.watcher is not None:
+            shared.watcher.stop()
+        engine = runtime_of(shared.client).engine
+        for loop in [driver.loop for driver in engine.drivers()]:  # ``aclose`` does not wait for the event loops of other threads
+            with suppress(Exception):  # the process is ending
+                if loop.is_running():
+                    asyncio.run_coroutine_threadsafe(engine.leave(), loop).result(GRACE)
+                elif not loop.is_closed():
+                    loop.run_until_complete(asyncio.wait_for(engine.leave(), GRACE))
+    closing: list[QRewardClient | Rewarder] = [*(shared.client for shared in clients), *made]
+    for each in closing:
         with suppress(Exception):
             portal().call(each.aclose)
-
-
-def _close(client: QRewardClient) -> None:
-    """Close a client, and wait until it is closed in the event loops of other threads. ``aclose`` does not wait for these loops."""
-    engine = runtime_of(client).engine
-    for loop in [driver.loop for driver in engine.drivers()]:
-        with suppress(Exception):
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(engine.leave(), loop).result(GRACE)
-            elif not loop.is_closed():
-                loop.run_until_complete(asyncio.wait_for(engine.leave(), GRACE))
-    portal().call(client.aclose)
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:

@@ -198,29 +198,18 @@ def read_reward_settings(source: str | Path | Mapping[str, Any], *, empty: str =
     content, place = read_settings(source, empty=empty)
     if isinstance(source, Mapping):
         return content, place
+    cascade = content.get("cascade")
+    stages = cascade.get("stages") if isinstance(cascade, Mapping) else None
+    judges = stages.values() if isinstance(stages, Mapping) else stages if isinstance(stages, list) else ()
+    paths = [(content, "client"), (content, "verdicts"), (content.get("verdicts"), "path")]
+    paths += [(judge, name) for judge in (content.get("judge"), *judges) for name in ("calibration", "rubric")]
     folder = Path(source).expanduser().parent
-
-    def joined(settings: Any, *names: str) -> Any:
-        """Return a mapping with the relative paths of these settings joined to the folder."""
-        if not isinstance(settings, Mapping):
-            return settings
-        files = {name: value for name in names if isinstance(value := settings.get(name), str) and value.strip()}
-        return {**settings, **{name: str(folder / Path(value).expanduser()) for name, value in files.items()}}
-
-    content = joined(content, "client", "verdicts")
-    if isinstance(content.get("verdicts"), Mapping):
-        content["verdicts"] = joined(content["verdicts"], "path")
-    if isinstance(cascade := content.get("cascade"), Mapping) and isinstance(stages := cascade.get("stages"), Mapping | list):
-        named = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
-        found = {name: joined(stage, *_FILES) for name, stage in named}
-        content["cascade"] = {**cascade, "stages": found if isinstance(stages, Mapping) else list(found.values())}
-    if "judge" in content:
-        content["judge"] = joined(content["judge"], *_FILES)
+    for settings, name in paths:
+        if isinstance(settings, dict) and isinstance(path := settings.get(name), str) and path.strip():
+            settings[name] = str(folder / Path(path).expanduser())
     return content, place
 
 
-_FILES = ("calibration", "rubric")
-"""The settings of a judge that may be paths of files."""
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 

@@ -12,8 +12,6 @@ _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pa
 """A special token of a common model family at the end of a text, such as ``<|im_end|>``, ``</s>``, and DeepSeek's with full-width bars."""
 _LONGEST = 44
 """Maximum number of characters of a token that ``_END`` matches."""
-_HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
-"""Arguments that TRL passes besides the columns of the dataset."""
 SHORTEST = 16
 """Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left."""
 
@@ -25,17 +23,10 @@ def without_end(text: str) -> str:
         >>> without_end("The answer is 4.<|im_end|>\\n<|endoftext|>")
         'The answer is 4.'
     """
-    end = last = _text_end(text, len(text))
-    while found := _END.search(text, max(0, last - _LONGEST), last):
-        last = _text_end(text, found.start())
-    return text if last == end else text[:last]
-
-
-def _text_end(text: str, end: int) -> int:
-    """Return the index at which the whitespace before ``end`` begins."""
-    while end and text[end - 1].isspace():
-        end -= 1
-    return end
+    whole = found = text.rstrip()
+    while token := _END.search(found, max(0, len(found) - _LONGEST)):
+        found = found[: token.start()].rstrip()
+    return text if found == whole else found
 
 
 def response_in(query: str, prompt: str) -> str | None:
@@ -51,16 +42,19 @@ def response_in(query: str, prompt: str) -> str | None:
     if query.startswith(prompt):
         return query[len(prompt) :]
     query = query.lstrip("\ufffd")  # the truncation split a character
-    end = _end_of("".join(query.split()), "".join(prompt.split()))
-    return None if end is None else _after(query, end).removeprefix(prompt[_text_end(prompt, len(prompt)) :])
-
-
-def _end_of(shown: str, wanted: str) -> int | None:
-    """Return the index at which the prompt ``wanted`` ends in the query ``shown``; None if the query does not begin with the prompt."""
+    shown, wanted = "".join(query.split()), "".join(prompt.split())
     begin = shown.find(wanted)
     if begin >= 0 and not without_end(shown[:begin]):  # only special tokens stand before the prompt
-        return begin + len(wanted)
-    return _overlap(wanted, shown, min(SHORTEST, len(wanted))) or None
+        left = begin + len(wanted)
+    else:
+        left = _overlap(wanted, shown, min(SHORTEST, len(wanted)))
+        if not left:
+            return None
+    for at, character in enumerate(query):
+        if left == 0:
+            return query[at:].removeprefix(prompt[len(prompt.rstrip()) :])
+        left -= not character.isspace()
+    return ""
 
 
 def _overlap(left: str, right: str, shortest: int) -> int:
@@ -71,22 +65,9 @@ def _overlap(left: str, right: str, shortest: int) -> int:
     return len(left) - begin if begin >= 0 else 0
 
 
-def _after(text: str, count: int) -> str:
-    """Return the part of the text after its first ``count`` non-whitespace characters."""
-    for at, character in enumerate(text):
-        count -= not character.isspace()
-        if count == 0:
-            return text[at + 1 :]
-    return ""
-
-
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each completion: its values in the columns, which are lists, and ``prompt`` and ``response``."""
-    lists = {
-        name: values
-        for name, values in columns.items()
-        if name not in _HANDLES and isinstance(values, Sequence) and not isinstance(values, str | bytes)
-    }
+    lists = {name: values for name, values in columns.items() if isinstance(values, Sequence) and not isinstance(values, str | bytes)}
     for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         before, response = conversation(prompt, completion)
         yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": before, "response": response}

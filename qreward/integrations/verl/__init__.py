@@ -23,11 +23,8 @@ __all__ = ["DEADLINE", "compute_score", "compute_scores"]
 
 DEADLINE = 240.0
 """Default number of seconds for one reward. verl's own managers allow 300 seconds, or have no limit."""
-CONFIG = "config"
-"""Key of ``reward_kwargs`` whose value is the path of a settings file. All other keys are settings of ``RewardConfig``."""
 ROUTER = "reward_router_address"
-HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
-"""Arguments that verl passes if it serves a reward model itself."""
+"""Argument that verl passes if it serves a reward model itself."""
 NOTE = "A missing reward ends the run. To continue with a number in its place, set on_failure to that number."
 PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
 
@@ -42,8 +39,8 @@ ADAPTER = Adapter(
 )
 _GROUPS = replace(ADAPTER, no_groups="")
 
-_SETTINGS = [CONFIG, *RewardConfig.model_fields]
-_KNOWN = HOSTS.union(_SETTINGS)
+_SETTINGS = ["config", *RewardConfig.model_fields]
+"""Keys of ``reward_kwargs``. The value of ``config`` is the path of a settings file."""
 _log = logging.getLogger(__name__)
 _CONFIGS: dict[str, RewardConfig] = {}
 _WARNED: set[str] = set()
@@ -75,7 +72,8 @@ async def compute_score(
         ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
         ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
     """
-    return await score_row(ADAPTER, _row(data_source, solution_str, ground_truth, extra_info), settings_of(kwargs))
+    row = _row(data_source, solution_str, ground_truth, extra_info)
+    return (await score_rows(ADAPTER, [row], settings_of(kwargs)))[0]
 
 
 def compute_scores(
@@ -93,10 +91,8 @@ def compute_scores(
     Example:
         ``reward.custom_reward_function.name=compute_scores reward.reward_manager.name=batch``
     """
-    config = settings_of(kwargs)
-    made = _GROUPS.rewarder(config)
     rows = [*map(_row, data_sources, solution_strs, ground_truths, extra_infos)]
-    return [result_of(each, config) for each in portal().call(_GROUPS.score, made, rows, plain)]
+    return portal().call(score_rows, _GROUPS, rows, settings_of(kwargs))
 
 
 def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -104,11 +100,12 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
     return {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
 
 
-async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig, step: int | None = None) -> dict[str, Any]:
-    """Score the item in the columns of ``row``, and return the result for verl."""
-    made = adapter.rewarder(config)  # first, because it checks the settings
-    (scored,) = await adapter.score(made, [row], plain, step=step)
-    return result_of(scored, config)
+async def score_rows(
+    adapter: Adapter, rows: Sequence[Mapping[str, Any]], config: RewardConfig, step: int | None = None
+) -> list[dict[str, Any]]:
+    """Score the items in the columns of ``rows``, and return the results for verl."""
+    scored = await adapter.score(adapter.rewarder(config), rows, plain, step=step)
+    return [result_of(each, config) for each in scored]
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
@@ -119,13 +116,11 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
 
 
 def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
-    """Return the settings in the keyword arguments of ``compute_score``. Each combination of arguments is read only once.
+    """Return the settings in the keyword arguments of ``compute_score``, over those of a file. Each combination is read only once.
 
-    They override the settings of the file that ``config`` names. Without any setting, the file that ``QREWARD_REWARD`` names is read. If
-    the settings configure no client and verl serves a model itself, on servers of this ``kind``, the requests go to that model. An unknown
-    argument whose name resembles the name of a setting raises ``ConfigError``; others are ignored with one warning.
+    If they configure no client and verl serves a model itself, on servers of this ``kind``, the requests go to that model.
     """
-    for name in sorted(given.keys() - _KNOWN - _WARNED):
+    for name in sorted(given.keys() - {ROUTER, "reward_model_tokenizer", *_SETTINGS} - _WARNED):
         if near := closest(name, _SETTINGS, cutoff=0.8):
             raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
         _WARNED.add(name)
@@ -135,7 +130,7 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
     key = json.dumps([ours, str(router), kind], sort_keys=True, default=repr)
     known = _CONFIGS.get(key)
     if known is None:
-        file = ours.pop(CONFIG, None)
+        file = ours.pop("config", None)
         if file is not None and ours:
             known = load_reward_config({**read_reward_settings(file)[0], **ours}, place=f"{file} and reward_kwargs")
         else:

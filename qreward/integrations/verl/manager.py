@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.verl import ADAPTER, PROMPTS, ROUTER, score_row, settings_of
+from qreward.integrations.verl import ADAPTER, PROMPTS, ROUTER, score_rows, settings_of
 
 HERE = ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl")
 
@@ -56,25 +56,18 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last sequence of a sample, and return the score and the whole result."""
         item = data[-1:][0]
-        response = await asyncio.to_thread(self._decode, item.batch)
+        columns = item.non_tensor_batch
+        row: dict[str, Any] = {}
+        for inner in (columns.get("extra_info"), columns.get("tool_extra_fields"), columns):
+            row |= inner if isinstance(inner, Mapping) else {}
+        truth = columns.get("reward_model")
+        row["ground_truth"] = truth.get("ground_truth") if isinstance(truth, Mapping) else None
+        row["solution_str"] = await asyncio.to_thread(self._decode, item.batch)
         step = (getattr(data, "meta_info", None) or {}).get("global_steps")
-        result = await score_row(_ADAPTER, row_of(item.non_tensor_batch, response), self.settings, step)
+        (result,) = await score_rows(_ADAPTER, [row], self.settings, step)
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     def _decode(self, batch: Any) -> str:
         tokens = batch["responses"]
         valid = int(batch["attention_mask"][-tokens.shape[-1] :].sum())
         return str(self.tokenizer.decode(tokens[:valid], skip_special_tokens=True))
-
-
-def row_of(columns: Mapping[str, Any], response: str) -> dict[str, Any]:
-    """Return the columns of a sample: its own, else entries of ``extra_info`` and ``tool_extra_fields``; its truth; and the response."""
-    inner = [columns.get(name) for name in ("extra_info", "tool_extra_fields")]
-    row = {name: value for mapping in inner if isinstance(mapping, Mapping) for name, value in mapping.items()}
-    truth = columns.get("reward_model")
-    return {
-        **row,
-        **columns,
-        "ground_truth": truth.get("ground_truth") if isinstance(truth, Mapping) else None,
-        "solution_str": response,
-    }

@@ -13,12 +13,13 @@ import pytest
 from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.llm_client import LLMClient
 from openenv.core.rubrics import Gate, LLMJudge, Rubric, WeightedSum
 from slow_tools import peaks, went_wrong
 from trainers_tools import settings_of
 
 from qreward.errors import QRewardError
-from qreward.integrations.openenv import QRewardLLMClient, QRewardRubric
+from qreward.integrations.openenv import QRewardRubric
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
@@ -67,6 +68,17 @@ class AwaitedSums(Sums):
         return seen
 
 
+class Answering(LLMClient):  # type: ignore[misc]
+    """A model that gives the same answer to every prompt."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__("http://nowhere", None)
+        self.answer = answer
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        return self.answer
+
+
 async def steps(environment: Any, count: int) -> list[Any]:
     """The answers of OpenEnv's own server to that many steps at once; each second one is wrong."""
     transport = httpx.ASGITransport(create_fastapi_app(environment, Answer, Question), raise_app_exceptions=False)
@@ -106,7 +118,7 @@ def test_openenvs_own_judge_makes_a_number_of_what_is_none_and_ours_fails_also_i
 
     with FakeFleet([FakeEndpoint("judge-0", responder=lambda messages: answer)]) as fleet:
         file = str(settings_of(fleet, tmp_path, deadline=5.0))
-        theirs = LLMJudge("{action}", QRewardLLMClient(file))
+        theirs = LLMJudge("{action}", Answering(answer))
         assert asyncio.run(scored(theirs)) == (1.0 if "2024" in answer else 0.0)
         ours = QRewardRubric(file)
         for rubric in (ours, Gate(ours, threshold=0.5), WeightedSum([ours, theirs], [0.5, 0.5])):

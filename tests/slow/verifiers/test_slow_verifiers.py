@@ -15,15 +15,12 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from fakes.endpoint import ModelEndpoint
 from slow_tools import narrow_and_wide, peaks, went_wrong
 from trainers_tools import settings_of
 from verifiers.v1.trace import TraceTask
 
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.verifiers import (
-    FleetDecisionJudge,
-    FleetDecisionJudgeConfig,
     FleetJudge,
     FleetJudgeConfig,
     FleetReferenceJudge,
@@ -239,18 +236,3 @@ def evaluated_dry(folder: Path, judges: list[dict[str, str]]) -> subprocess.Comp
     command = [str(Path(sys.executable).with_name("vf-eval")), "sums", option, json.dumps(judges), "--dry-run"]
     given = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=120, check=False)
-
-
-async def test_the_decision_judge_of_verifiers_has_its_grades_from_every_server_of_decisions() -> None:
-    for decisions in ("openai", "vllm", "sglang", "systemone", None):
-        with FakeFleet([ModelEndpoint("a", dialect=decisions, synthetic=True)]) as made:
-            judge = FleetDecisionJudge(FleetDecisionJudgeConfig(model="judge-7b", base_url=made.urls["a"], api_key_var="NO_KEY"))
-            trace = Trace("84 truth=0.75")
-            assert await judge.score(TASK, trace) == pytest.approx(0.75, abs=0.01), decisions
-            (record,) = trace.info["judge_calls"]
-            assert record["request"]["state"] == {"question": "42 + 42", "response": "84 truth=0.75"}
-            assert "Grade how well the response satisfies the task" in record["request"]["question"]["instructions"]
-            assert record["response"]["parsed"] == pytest.approx(0.75, abs=0.01)
-            assert trace.extra_usage[0].prompt_tokens > 0
-            assert await judge.score(TASK, Trace(" ")) == 0.0, "verifiers scores an empty response without asking"
-        close_all()

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from qreward.engine.portal import Portal
@@ -21,7 +20,7 @@ from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
 from qreward.testing.endpoint import Seen
 from qreward.testing.server import HOST, FakeServer
-from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
+from qreward.testing.spec import FakeEndpoint, read_spec
 
 _GRACE = 10.0  # seconds that a child process has to end by itself
 _CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
@@ -59,23 +58,18 @@ class FakeFleet:
         self._last_seen: dict[str, Seen] = {}
 
     async def __aenter__(self) -> FakeFleet:
-        host = self._new_host(InLoop)
-        self._ports = await (host.start() if isinstance(host, InLoop) else asyncio.to_thread(host.start))
-        self._host = host
-        return self
+        if self._process:
+            return await asyncio.to_thread(self._start, InProcess)
+        return self._start(InLoop)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         host = self._ending()
         await (host.stop() if isinstance(host, InLoop) else asyncio.to_thread(host.stop))
 
     def __enter__(self) -> FakeFleet:
-        host = self._new_host(InThread)
-        assert not isinstance(host, InLoop)
-        self._ports = host.start()
-        self._host = host
-        return self
+        return self._start(InProcess if self._process else InThread)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         host = self._ending()
         assert not isinstance(host, InLoop)
         host.stop()
@@ -151,11 +145,13 @@ class FakeFleet:
             raise ConfigError(text)
         return endpoint
 
-    def _new_host(self, kind: Callable[[FleetSpec], Host]) -> Host:
+    def _start(self, kind: Callable[[], Host]) -> FakeFleet:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-        spec = FleetSpec(endpoints=tuple(self._specs.values()))
-        return InProcess(spec) if self._process else kind(spec)
+        host = kind()
+        self._ports = host.start(list(self._specs.values()))
+        self._host = host
+        return self
 
     def _ending(self) -> Host:
         host, self._host = self._running(), None
@@ -170,17 +166,19 @@ class FakeFleet:
 
 
 class InLoop:
-    def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
+    """Runs the servers of one fleet in the running event loop."""
+
+    def __init__(self) -> None:
         self._servers: dict[str, FakeServer] = {}
 
-    async def start(self) -> dict[str, int]:
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
         try:
-            for endpoint in self._spec.endpoints:
+            for endpoint in endpoints:
                 self._servers[endpoint.name] = _listening(endpoint)
         except BaseException:
-            await self.stop()
+            for server in self._servers.values():
+                server.end()
             raise
         return {name: server.port for name, server in self._servers.items()}
 
@@ -204,13 +202,15 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InThread:
-    def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
-        self._host, self._loop_factory = InLoop(spec), loop_factory
+    """Runs the servers of one fleet in an event loop in a thread."""
 
-    def start(self) -> dict[str, int]:
-        self._portal = Portal("qreward-fake-fleet", self._loop_factory)
+    def __init__(self, loop_factory: LoopFactory | None = None) -> None:
+        self._host = InLoop()
+        self._portal = Portal("qreward-fake-fleet", loop_factory)
+
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         try:
-            return self._portal.call(self._host.start)
+            return self._run(self._host.start, endpoints)
         except BaseException:
             self._portal.close()
             raise
@@ -220,20 +220,22 @@ class InThread:
         self._portal.close()
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        async def called() -> dict[str, Any]:
-            return self._host.call(method, *args, name=name)
+        return self._run(self._host.call, method, *args, name=name)
 
-        return self._portal.call(called)
+    def _run(self, function: Callable[..., dict[str, Any]], *args: Any, **options: Any) -> dict[str, Any]:
+        async def run() -> dict[str, Any]:
+            return function(*args, **options)
+
+        return self._portal.call(run)
 
 
 class InProcess:
     """Runs the servers of one fleet in a child process. Calls and replies are pickled and go through pipes."""
 
-    def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
+    def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def start(self) -> dict[str, int]:
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         # multiprocessing is not used, because it would import the caller's __main__ again.
         self._child = subprocess.Popen(  # noqa: S603 - the own interpreter
             [sys.executable, "-c", _CHILD],
@@ -243,7 +245,7 @@ class InProcess:
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
         try:
-            return self._reply(self._spec)
+            return self._reply(endpoints)
         except BaseException:
             self.stop()
             raise
@@ -290,8 +292,8 @@ def serve_parent() -> None:
             reply: tuple[type[Exception] | None, Any]
             try:
                 if host is None:
-                    starting = InThread(request, fast_loop())
-                    reply = None, starting.start()
+                    starting = InThread(fast_loop())
+                    reply = None, starting.start(request)
                     host = starting
                 else:
                     method, args, name = request

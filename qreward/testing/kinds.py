@@ -6,7 +6,7 @@ import json
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
@@ -39,12 +39,6 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 _TEI_PERMITS = 512
 
 R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
-
-
-FAILURES = {
-    500: ("The server had an error while processing the request.", "server_error"),
-    503: ("The server is not ready.", "server_error"),
-}
 
 
 @dataclass(eq=False)
@@ -107,14 +101,9 @@ class FakeServerKind:
     error: Callable[[str, ErrorResponse], bytes]
     status: Mapping[str, tuple[str, Status]]
     health: frozenset[str] = frozenset({"/health"})
-    guarded: tuple[str, ...] = ("/",)
     completion: Callable[..., dict[str, Any]] = openai_api.chat_completion
     chunks: type[openai_api.Chunks] = openai_api.Chunks
     unknown: str = "The model {model!r} does not exist."
-    failures: Mapping[int, tuple[str, str]] = field(default_factory=lambda: FAILURES)
-    full: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    wrong_method: int = 404
-    request_ids: bool = True
     label: str = "LABEL_0"
     invalid: int = 400
     nan: tuple[int, str] | None = None

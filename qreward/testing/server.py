@@ -28,6 +28,7 @@ _MOST_AT_ONCE = 1 << 16  # bytes after which a write begins, so that a slow clie
 _BLANKS = b" \r\n\t\n" * 200
 _MALFORMED = b"<html><body><h1>Service page</h1></body></html>"
 _UPSTREAM_FAILED = error("Provider returned error", "upstream_error", 502)
+FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
 _TRICKLE_BYTES = 16
 _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
 
@@ -188,7 +189,7 @@ class Listener:
         self._reserved = _bound(port)
         self.port: int = self._reserved.getsockname()[1]
         self._socket: socket.socket | None = None
-        self._connecting: set[asyncio.Task[None]] = set()
+        self.connecting: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         if self._socket is None:
@@ -203,10 +204,10 @@ class Listener:
             self._socket.close()
             self._socket = None
 
-    async def aclose(self) -> None:
+    def end(self) -> None:
+        """Refuse new connections, and free the port."""
         self.shut()
         self._reserved.close()
-        await asyncio.gather(*self._connecting)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_BACKLOG):
@@ -216,8 +217,8 @@ class Listener:
                 return
             connection.setblocking(False)
             task = asyncio.get_running_loop().create_task(self._connect(connection, listening))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self.connecting.add(task)
+            task.add_done_callback(self.connecting.discard)
 
     async def _connect(self, connection: socket.socket, listening: socket.socket) -> None:
         try:
@@ -268,12 +269,17 @@ class FakeServer:
 
     # the port
 
-    async def aclose(self) -> None:
-        """Stop listening, abort every connection, and wait until no task is left."""
+    def end(self) -> None:
+        """Stop listening for good."""
         self.state.phases_changed = lambda: None  # a request that arrives now must not open the port again
         if self._timer is not None:
             self._timer.cancel()
-        await self._listener.aclose()
+        self._listener.end()
+
+    async def aclose(self) -> None:
+        """Stop listening, abort every connection, and wait until no task is left."""
+        self.end()
+        await asyncio.gather(*self._listener.connecting)
         settle = _TURNS_TO_SETTLE
         while settle or self._web.connections:
             self._drop_connections()
@@ -314,8 +320,6 @@ class FakeServer:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self.state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
-            if error.status == 405:
-                headers["Allow"] = "POST"
             body = error.body or self.kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
@@ -351,9 +355,8 @@ class FakeServer:
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and spec.over_cap == "reject":
-            text = "Too many requests are being served; the server is full."
-            message, type_ = self.kind.full.get(spec.reject_status, (text, "overloaded_error"))
-            raise ErrorResponse(spec.reject_status, message, "rejected", type_, "overloaded", state.admission.next_free())
+            message = "Too many requests are being served; the server is full."
+            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", state.admission.next_free())
         if (over := state.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
             raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
@@ -432,16 +435,12 @@ class FakeServer:
             if not request.dropped:
                 self.state.ended_in(kind)
             await end(request, fault)
-        message, type_ = self.kind.failures[fault.status]
-        raise ErrorResponse(fault.status, message, kind, type_, fault.status, self.state.timeline.opens(time.monotonic()))
+        message = FAILURES[fault.status]
+        raise ErrorResponse(fault.status, message, kind, "server_error", fault.status, self.state.timeline.opens(time.monotonic()))
 
     def _check_key(self, request: Incoming) -> None:
         key = self.state.spec.api_key
-        if (
-            key is not None
-            and request.path.startswith(self.kind.guarded)
-            and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}"
-        ):
+        if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
     async def _status(self, request: Incoming) -> web.StreamResponse:
@@ -450,10 +449,7 @@ class FakeServer:
         if request.method == "GET" and path in kind.health:
             return web.Response(headers=self._headers())
         if request.method != "GET" or path not in kind.status:
-            if path.startswith(kind.guarded) and kind.guarded != ("/",):
-                self._check_key(request)
-            status = kind.wrong_method if path in kind.routes else 404
-            raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
+            raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = kind.status[path]
         body = text(ServerState(self.state.spec, self._running, self._waiting, len(self.under_way), self.state.cache))
@@ -461,7 +457,7 @@ class FakeServer:
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1
-        headers = {"x-request-id": f"req-{self._answers}"} if self.kind.request_ids else {}
+        headers = {"x-request-id": f"req-{self._answers}"}
         return headers | self.state.rates.headers() if self.state.spec.rate_headers else headers
 
 

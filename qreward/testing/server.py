@@ -331,7 +331,7 @@ class FakeServer:
         state = self.state
         self.under_way.add(request)
         try:
-            state.arrived()
+            state.counts["requests"] += 1
             self._check_key(request)
             return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:

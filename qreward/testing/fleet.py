@@ -59,20 +59,32 @@ class FakeFleet:
 
     async def __aenter__(self) -> FakeFleet:
         if self._process:
-            return await asyncio.to_thread(self._start, InProcess)
-        return self._start(InLoop)
+            return await asyncio.to_thread(self.__enter__)
+        self._check_stopped()
+        host = InLoop()
+        try:
+            return self._start(host)
+        except BaseException:
+            await host.stop()
+            raise
 
     async def __aexit__(self, *_: object) -> None:
-        host = self._ending()
-        await (host.stop() if isinstance(host, InLoop) else asyncio.to_thread(host.stop))
+        if self._process:
+            await asyncio.to_thread(self.__exit__)
+        elif (stopping := self._ending().stop()) is not None:
+            await stopping
 
     def __enter__(self) -> FakeFleet:
-        return self._start(InProcess if self._process else InThread)
+        self._check_stopped()
+        host = InProcess() if self._process else InThread()
+        try:
+            return self._start(host)
+        except BaseException:
+            host.stop()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        host = self._ending()
-        assert not isinstance(host, InLoop)
-        host.stop()
+        self._ending().stop()
 
     @property
     def names(self) -> list[str]:
@@ -145,10 +157,11 @@ class FakeFleet:
             raise ConfigError(text)
         return endpoint
 
-    def _start(self, kind: Callable[[], Host]) -> FakeFleet:
+    def _check_stopped(self) -> None:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-        host = kind()
+
+    def _start(self, host: Host) -> FakeFleet:
         self._ports = host.start(list(self._specs.values()))
         self._host = host
         return self
@@ -173,13 +186,8 @@ class InLoop:
 
     def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
-        try:
-            for endpoint in endpoints:
-                self._servers[endpoint.name] = _listening(endpoint)
-        except BaseException:
-            for server in self._servers.values():
-                server.end()
-            raise
+        for endpoint in endpoints:
+            self._servers[endpoint.name] = _listening(endpoint)
         return {name: server.port for name, server in self._servers.items()}
 
     async def stop(self) -> None:
@@ -209,11 +217,7 @@ class InThread:
         self._portal = Portal("qreward-fake-fleet", loop_factory)
 
     def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
-        try:
-            return self._run(self._host.start, endpoints)
-        except BaseException:
-            self._portal.close()
-            raise
+        return self._run(self._host.start, endpoints)
 
     def stop(self) -> None:
         self._portal.call(self._host.stop)
@@ -234,8 +238,6 @@ class InProcess:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-
-    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         # multiprocessing is not used, because it would import the caller's __main__ again.
         self._child = subprocess.Popen(  # noqa: S603 - the own interpreter
             [sys.executable, "-c", _CHILD],
@@ -244,11 +246,9 @@ class InProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
-        try:
-            return self._reply(endpoints)
-        except BaseException:
-            self.stop()
-            raise
+
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
+        return self._reply("start", endpoints)
 
     def stop(self) -> None:
         try:
@@ -258,14 +258,14 @@ class InProcess:
             self._child.communicate()
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        return self._reply((method, args, name))
+        return self._reply("call", method, *args, name=name)
 
-    def _reply(self, request: Any) -> dict[str, Any]:
+    def _reply(self, *call: Any, **options: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with self._lock:
             try:
-                pickle.dump(request, self._child.stdin)
+                pickle.dump((call, options), self._child.stdin)
                 self._child.stdin.flush()
                 kind, reply = pickle.load(self._child.stdout)  # noqa: S301 - from the own child
             except (BrokenPipeError, EOFError):
@@ -285,25 +285,18 @@ def serve_parent() -> None:
     # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    host: InThread | None = None
+    host = InThread(fast_loop())
     with contextlib.suppress(EOFError):
         while True:
-            request = pickle.load(calls)  # noqa: S301 - from the parent
+            (method, *args), options = pickle.load(calls)  # noqa: S301 - from the parent
             reply: tuple[type[Exception] | None, Any]
             try:
-                if host is None:
-                    starting = InThread(fast_loop())
-                    reply = None, starting.start(request)
-                    host = starting
-                else:
-                    method, args, name = request
-                    reply = None, host.call(method, *args, name=name)
+                reply = None, getattr(host, method)(*args, **options)
             except Exception as error:
                 reply = ConfigError if isinstance(error, ConfigError) else RuntimeError, str(error)
             pickle.dump(reply, replies)
             replies.flush()
-    if host is not None:
-        host.stop()
+    host.stop()
 
 
 def _raise_file_limit() -> None:

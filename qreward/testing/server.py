@@ -189,7 +189,7 @@ class Listener:
         self._reserved = _bound(port)
         self.port: int = self._reserved.getsockname()[1]
         self._socket: socket.socket | None = None
-        self.connecting: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         if self._socket is None:
@@ -204,10 +204,10 @@ class Listener:
             self._socket.close()
             self._socket = None
 
-    def end(self) -> None:
-        """Refuse new connections, and free the port."""
+    async def aclose(self) -> None:
         self.shut()
         self._reserved.close()
+        await asyncio.gather(*self._connecting)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_BACKLOG):
@@ -217,8 +217,8 @@ class Listener:
                 return
             connection.setblocking(False)
             task = asyncio.get_running_loop().create_task(self._connect(connection, listening))
-            self.connecting.add(task)
-            task.add_done_callback(self.connecting.discard)
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, connection: socket.socket, listening: socket.socket) -> None:
         try:
@@ -269,17 +269,12 @@ class FakeServer:
 
     # the port
 
-    def end(self) -> None:
-        """Stop listening for good."""
+    async def aclose(self) -> None:
+        """Stop listening, abort every connection, and wait until no task is left."""
         self.state.phases_changed = lambda: None  # a request that arrives now must not open the port again
         if self._timer is not None:
             self._timer.cancel()
-        self._listener.end()
-
-    async def aclose(self) -> None:
-        """Stop listening, abort every connection, and wait until no task is left."""
-        self.end()
-        await asyncio.gather(*self._listener.connecting)
+        await self._listener.aclose()
         settle = _TURNS_TO_SETTLE
         while settle or self._web.connections:
             self._drop_connections()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.testing import openai_api
+from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
@@ -20,7 +21,6 @@ from qreward.testing.kinds import (
     FakeServerKind,
     Job,
     RouteCall,
-    ServerState,
     chat_route,
     completions_job,
     json_status,
@@ -42,7 +42,7 @@ def _longest(spec: Any) -> int:
 # Status routes
 
 
-def _models(state: ServerState) -> dict[str, Any]:
+def _models(state: FakeEndpointState) -> dict[str, Any]:
     permission = {
         "id": "modelperm-fake", "object": "model_permission", "created": 0, "allow_create_engine": False, "allow_sampling": True,
         "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
@@ -53,7 +53,7 @@ def _models(state: ServerState) -> dict[str, Any]:
     return {**found, "data": [{**row, **more} for row in found["data"]]}
 
 
-def _metrics(state: ServerState) -> str:
+def _metrics(state: FakeEndpointState) -> str:
     text, cache = SERVER_KINDS["vllm"].status["/metrics"][1](state), state.cache
     if cache is None:
         return text
@@ -290,7 +290,7 @@ VLLM = replace(
     error=_error,
     status={
         "/v1/models": json_status(_models),
-        "/load": json_status(lambda state: {"server_load": state.requests}),
+        "/load": json_status(lambda state: {"server_load": state.admission.in_flight + state.waiting}),
         "/version": (JSON, lambda _: f'{{"version":"{VERSION}"}}'),
         "/metrics": (PLAIN, _metrics),
     },

@@ -266,6 +266,7 @@ class FakeEndpointState:
         self.spec = spec
         self.write = self.new_writer(spec)
         self.admission = RequestAdmission(spec.max_concurrency)
+        self.running = self.waiting = 0  # items
         self.killed = False
         self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
         self.reset()
@@ -337,6 +338,11 @@ class FakeEndpointState:
 
     def phase(self) -> Phase | None:
         return DEAD if self.killed else self.timeline.at(time.monotonic())
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        """The running items, the waiting items, and the used share (0 to 1) of the cache, as status routes report them."""
+        return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
 
     def serves(self, model: str) -> bool:
         return _matches(self.spec.models, model)

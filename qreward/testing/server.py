@@ -14,7 +14,7 @@ from aiohttp import web
 
 from qreward.testing import openai_api
 from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
-from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState
+from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, encode
@@ -249,7 +249,6 @@ class FakeServer:
         self.state = self.state_class(spec)
         self.under_way: set[Incoming] = set()
         self._answers = 0
-        self._running = self._waiting = 0  # items
         self._web = web.Server(
             self,  # type: ignore[arg-type] # the requests come from request_factory
             request_factory=_make_request,
@@ -355,16 +354,16 @@ class FakeServer:
         if (over := state.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
             raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
-        self._waiting += job.items
+        state.waiting += job.items
         try:
             slot = await state.admission.enter()
         finally:
-            self._waiting -= job.items
-        self._running += job.items
+            state.waiting -= job.items
+        state.running += job.items
         try:
             return await self._served(request, job, slot)
         finally:
-            self._running -= job.items
+            state.running -= job.items
             state.admission.leave(slot)
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
@@ -447,8 +446,7 @@ class FakeServer:
             raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = kind.status[path]
-        body = text(ServerState(self.state.spec, self._running, self._waiting, len(self.under_way), self.state.cache))
-        return web.Response(text=body, content_type=content_type, headers=self._headers())
+        return web.Response(text=text(self.state), content_type=content_type, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1

@@ -304,7 +304,7 @@ class BatchServer(FakeServer):
         if not request.path.startswith(("/v1/files", "/v1/batches")):
             return await super().respond(request)
         if request.method == "POST":
-            self.state.arrived()
+            self.state.counts["requests"] += 1
         self._check_key(request)
         await self._check_phase(request)
         fault, given = await self.drawn_fault(request), request.headers.get("Content-Type", "")

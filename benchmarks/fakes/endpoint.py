@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from aiohttp import web
 from pydantic import Field, field_validator
 
 from fakes.decision_routes import FAKE_DECISIONS
@@ -14,14 +15,14 @@ from fakes.live_model import LiveModel
 from fakes.model_server import MODELS, ServedModel
 from fakes.next_token import NextToken, read_prompt
 from fakes.synthetic_writer import write_verdict
-from fakes.vllm import MOST_LOGPROBS, SampledChat, vllm_of
+from fakes.vllm import GUARDED, MOST_LOGPROBS, SampledChat, vllm_of
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.kinds import CHAT, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.openai_api import usage
 from qreward.testing.responders import Write
-from qreward.testing.server import FakeServer
+from qreward.testing.server import FakeServer, Incoming
 from qreward.testing.text import canonical, encode
 
 
@@ -107,6 +108,29 @@ class ModelServer(FakeServer):
                 routes[CHAT] = partial(_labelled, kind)
             self._made_for, self._kind = spec, replace(kind, routes={**kind.routes, **routes})
         return self._kind
+
+    async def __call__(self, request: Incoming) -> web.StreamResponse:
+        response = await super().__call__(request)
+        if response.status == 405:
+            response.headers["Allow"] = "POST"
+        return response
+
+    async def _status(self, request: Incoming) -> web.StreamResponse:
+        try:
+            return await super()._status(request)
+        except ErrorResponse as error:
+            if self.state.spec.kind == "vllm" and error.counted == "not_found":
+                self._check_key(request)
+                error.status = 405 if request.path in self.kind.routes else 404
+            raise
+
+    def _check_key(self, request: Incoming) -> None:
+        if self.state.spec.kind != "vllm" or request.path.startswith(GUARDED):
+            super()._check_key(request)
+
+    def _headers(self) -> dict[str, str]:
+        headers = super()._headers()
+        return {name: value for name, value in headers.items() if self.state.spec.kind != "vllm" or name != "x-request-id"}
 
 
 ModelEndpoint.server_class = ModelServer

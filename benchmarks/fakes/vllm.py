@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.testing import openai_api
+from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
@@ -20,7 +21,6 @@ from qreward.testing.kinds import (
     FakeServerKind,
     Job,
     RouteCall,
-    ServerState,
     chat_route,
     completions_job,
     json_status,
@@ -42,7 +42,7 @@ def _longest(spec: Any) -> int:
 # Status routes
 
 
-def _models(state: ServerState) -> dict[str, Any]:
+def _models(state: FakeEndpointState) -> dict[str, Any]:
     permission = {
         "id": "modelperm-fake", "object": "model_permission", "created": 0, "allow_create_engine": False, "allow_sampling": True,
         "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
@@ -53,7 +53,7 @@ def _models(state: ServerState) -> dict[str, Any]:
     return {**found, "data": [{**row, **more} for row in found["data"]]}
 
 
-def _metrics(state: ServerState) -> str:
+def _metrics(state: FakeEndpointState) -> str:
     text, cache = SERVER_KINDS["vllm"].status["/metrics"][1](state), state.cache
     if cache is None:
         return text
@@ -69,6 +69,8 @@ def _metrics(state: ServerState) -> str:
 
 _BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""Beginnings of the paths that need a key."""
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "Service Unavailable"}
 
 
@@ -78,7 +80,9 @@ def _error(path: str, error: ErrorResponse) -> bytes:
     if error.counted == "not_found":
         return encode({"detail": "Not Found" if error.status == 404 else "Method Not Allowed"})
     message, type_, param = error.message, _TYPES.get(error.status) or error.type, error.param
-    if error.malformed:
+    if error.counted in ("error_500", "error_503", "rejected"):
+        message = {500: _DEAD, 503: _BUSY}.get(error.status, message)
+    elif error.malformed:
         place = re.search(r"\$((?:\.\w+)*)", message)
         type_, param = "Bad Request", "body" + (place[1] if place else ".0")
         message = f"1 validation error:\n  {{'type': 'value_error', 'loc': {param!r}, 'msg': {message!r}}}"
@@ -286,18 +290,13 @@ VLLM = replace(
     error=_error,
     status={
         "/v1/models": json_status(_models),
-        "/load": json_status(lambda state: {"server_load": state.requests}),
+        "/load": json_status(lambda state: {"server_load": state.admission.in_flight + state.waiting}),
         "/version": (JSON, lambda _: f'{{"version":"{VERSION}"}}'),
         "/metrics": (PLAIN, _metrics),
     },
-    guarded=("/v1", "/v2", "/inference", "/cohere"),
     completion=_completion,
     chunks=VllmChunks,
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",
-    failures=(_FAILURES := {500: (_DEAD, _TYPES[500]), 503: (_BUSY, _TYPES[503])}),
-    full=_FAILURES,
-    request_ids=False,
-    wrong_method=405,
     too_many="You must pass at least one prompt",
     too_long=_TOO_LONG,
 )

@@ -253,12 +253,10 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
 
 
 class PassthroughCodec:
-    """Encodes ``POST`` requests to any route of a server, and decodes the responses."""
+    """Encodes ``POST`` requests to any route of a server, whose whole body is in the parameters, and decodes the responses."""
 
-    native = True
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, native: bool = True) -> None:
+        self.path, self.native = path, native
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         return jsonio.write(model, "model", model, call.params, all_text=True)
@@ -275,7 +273,9 @@ class PassthroughCodec:
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params)
+        prompts = call.params.get("prompt")
+        count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params) * count
 
 
 @lru_cache(maxsize=256)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Container, Iterable, Iterator
 from math import inf
 from typing import Any, NamedTuple
 
@@ -21,15 +20,14 @@ import openai
 from qreward import errors
 from qreward.client import QRewardClient
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Codec, EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT, characters, most_output
+from qreward.codecs.base import Codec, Malformed, WireRequest
+from qreward.codecs.chat import VERBATIM_CHAT, PassthroughCodec
 from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.error_body import ErrorBody, is_too_long
-from qreward.engine.portal import portal
+from qreward.engine.portal import BlockingIterator, portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.options import preparer
-from qreward.results import Usage
 from qreward.runtime import runtime_of
 from qreward.scoring.merge_spec import EmbeddingsSpec
 from qreward.settings.policies import Priority
@@ -134,7 +132,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return a response. A failure becomes a response too. If the caller is cancelled, the request to the endpoint is cancelled."""
-        return _response(request, await self._answer(request, await request.aread()), blocking=False)
+        return _response(request, await self._answer(request, await request.aread()))
 
     def handle_request(self, request: Any) -> Any:
         """Return a response, in blocking code. The work runs in the event loop thread that all blocking clients share."""
@@ -143,13 +141,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             reply = portal().call(self._answer, request, body)
         except QRewardError as error:  # raised by the portal when the process ends
             reply = refused(error)
-        return _response(request, reply, blocking=True)
-
-    async def aclose(self) -> None:
-        """Do nothing, because the transport holds no connections."""
-
-    def close(self) -> None:
-        """Do nothing, because the transport holds no connections."""
+        return _response(request, reply)
 
     def __repr__(self) -> str:
         return f"<Transport of {self._client!r}>"
@@ -211,7 +203,11 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             await stream.aclose()
             raise paused_too_long(seconds, "before the first token") from None
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return OpenAIReply(200, headers, partial(EventStream, stream, seconds, "stream_options" in params))
+        return OpenAIReply(200, headers, EventStream(stream, seconds, wants_usage="stream_options" in params))
+
+
+class BrokenStream(_joined("RemoteProtocolError")):  # type: ignore[misc]
+    """The error with which a stream ends that has failed."""
 
 
 class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
@@ -222,10 +218,10 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
     from it. It has no choices, so a program that did not request it may fail on it, and gets it only if ``wants_usage``.
     """
 
-    def __init__(self, stream: Stream, seconds: float | None, wants_usage: bool, package: Any = httpx, blocking: bool = False) -> None:
-        self._stream, self._seconds, self._wants_usage, self._package = stream, seconds, wants_usage, package
+    def __init__(self, stream: Stream, seconds: float | None, wants_usage: bool) -> None:
+        self._stream, self._seconds, self._wants_usage = stream, seconds, wants_usage
         self._first = True
-        self._pieces = portal().iterate(self) if blocking else None
+        self._pieces: BlockingIterator[bytes] | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         reader = StreamReader(self._stream, self._event)
@@ -244,10 +240,10 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
             else:
                 yield piece
         yield event(json.dumps({"error": described(error)}).encode())
-        raise self._package.RemoteProtocolError(str(error))
+        raise BrokenStream(str(error))
 
     def __iter__(self) -> Iterator[bytes]:
-        assert self._pieces is not None
+        self._pieces = portal().iterate(self)
         yield from self._pieces
 
     async def aclose(self) -> None:
@@ -255,8 +251,7 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
         await self._stream.aclose()
 
     def close(self) -> None:
-        assert self._pieces is not None
-        leave(self._pieces.close, self._stream.aclose)
+        leave(lambda: None if self._pieces is None else self._pieces.close(), self._stream.aclose)
 
     def _event(self, chunk: ChatChunk) -> bytes | None:
         if not self._wants_usage and tells_usage_only(chunk):
@@ -266,71 +261,29 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
 
 
 class OpenAIReply(NamedTuple):
-    """An HTTP response. A function makes the body of a stream for an HTTP library, and for blocking code or not."""
+    """An HTTP response, before it is an object of httpx or httpx2."""
 
     status: int
     headers: dict[str, str]
-    body: bytes | Callable[[Any, bool], EventStream]
+    body: bytes | EventStream
 
 
-def _response(request: Any, reply: OpenAIReply, *, blocking: bool) -> Any:
+def _response(request: Any, reply: OpenAIReply) -> Any:
     package: Any = httpx if isinstance(request, httpx.Request) else httpx2
     status, headers, body = reply
-    content = {"content": body} if isinstance(body, bytes) else {"stream": body(package, blocking)}
+    content = {"content": body} if isinstance(body, bytes) else {"stream": body}
     return package.Response(status, headers=headers, request=request, **content)
 
 
 # requests
 
 
-class PlainAnswer(msgspec.Struct, gc=False):
-    """An answer that is passed through unchanged."""
-
-    body: bytes
-    model: str
-    usage: Usage | None
-
-    def text(self) -> str:
-        """Return ``""``, because the position of the text in such an answer is unknown."""
-        return ""
-
-    def build(self) -> bytes:
-        return self.body
-
-
-class PlainCodec:
-    """Codec of a ``POST`` to one path, whose body has the inputs in ``member``. Requests are neither merged nor split."""
-
-    def __init__(self, path: str, member: str) -> None:
-        self.path, self._member = path, member
-        self.name = path.rpartition("/")[2]
-
-    def encode(self, call: WireRequest, model: str) -> bytes:
-        return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
-
-    def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
-        document = jsonio.read_object(body)
-        if document.get("error") or document.get("object") == "error":
-            raise EmbeddedError(document)
-        return PlainAnswer(body, call.model, jsonio.usage_of(document.get("usage")))
-
-    def validate(self, inputs: Any) -> Any:
-        """Return the inputs unchanged; the server validates them."""
-        return inputs
-
-    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return estimates of the input tokens, by length, and of the output tokens, by ``max_tokens``, which only completions have."""
-        inputs = call.inputs
-        prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
-        return characters(inputs) / CHARS_PER_TOKEN, most_output(call.params) * prompts
-
-
 ROUTES: dict[str, tuple[str, Codec]] = {
     "/chat/completions": ("messages", VERBATIM_CHAT),
-    "/completions": ("prompt", PlainCodec("/completions", "prompt")),
+    "/completions": ("prompt", PassthroughCodec("/completions", native=False)),
     "/embeddings": ("input", EMBEDDINGS),
-    "/moderations": ("input", PlainCodec("/moderations", "input")),
-    "/rerank": ("documents", PlainCodec("/rerank", "documents")),
+    "/moderations": ("input", PassthroughCodec("/moderations", native=False)),
+    "/rerank": ("documents", PassthroughCodec("/rerank", native=False)),
 }
 """The end of a path -> the member of the body that holds the inputs, and the codec. The first entry that matches a path counts."""
 
@@ -362,7 +315,8 @@ def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireReq
     member, codec = ROUTES[route]
     named = ((name.lower(), value) for name, value in headers)
     forwarded = {name: value for name, value in named if name not in _OURS and not name.startswith("x-stainless-")}
-    return WireRequest(codec, model, params.pop(member, None), params, forwarded or None)
+    inputs = params.get(member) if isinstance(codec, PassthroughCodec) else params.pop(member, None)
+    return WireRequest(codec, model, inputs, params, forwarded or None)
 
 
 # replies

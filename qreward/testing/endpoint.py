@@ -137,19 +137,7 @@ class Timeline:
     """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
 
     def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
-        self._windows: list[tuple[float, float, Phase]] = []  # start, end
-        self._waiting = [phase for phase in phases if phase.after_requests is not None]
-        self._begin([phase for phase in phases if phase.after_requests is None], origin)
-
-    def _begin(self, phases: list[Phase], origin: float) -> None:
-        self._windows += [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
-
-    def count(self, requests: int, now: float) -> bool:
-        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began."""
-        begun = [phase for phase in self._waiting if requests >= (phase.after_requests or 0)]
-        self._waiting = [phase for phase in self._waiting if phase not in begun]
-        self._begin(begun, now)
-        return bool(begun)
+        self._windows = [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
 
     def at(self, now: float) -> Phase | None:
         """Return the phase that is active at the time ``now``; None in normal operation."""
@@ -278,6 +266,7 @@ class FakeEndpointState:
         self.spec = spec
         self.write = self.new_writer(spec)
         self.admission = RequestAdmission(spec.max_concurrency)
+        self.running = self.waiting = 0  # items
         self.killed = False
         self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
         self.reset()
@@ -317,12 +306,6 @@ class FakeEndpointState:
         self.cache = self.new_cache()
         self.phases_changed()
 
-    def arrived(self) -> None:
-        """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
-        self.counts["requests"] += 1
-        if self.timeline.count(self.counts["requests"], time.monotonic()):
-            self.phases_changed()
-
     def recognise(self, digest: bytes) -> None:
         self.counts["duplicates"] += digest in self._digests
         self._digests.add(digest)
@@ -355,6 +338,11 @@ class FakeEndpointState:
 
     def phase(self) -> Phase | None:
         return DEAD if self.killed else self.timeline.at(time.monotonic())
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        """The running items, the waiting items, and the used share (0 to 1) of the cache, as status routes report them."""
+        return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
 
     def serves(self, model: str) -> bool:
         return _matches(self.spec.models, model)

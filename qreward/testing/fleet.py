@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from qreward.engine.portal import Portal
@@ -21,7 +20,7 @@ from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
 from qreward.testing.endpoint import Seen
 from qreward.testing.server import HOST, FakeServer
-from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
+from qreward.testing.spec import FakeEndpoint, read_spec
 
 _GRACE = 10.0  # seconds that a child process has to end by itself
 _CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
@@ -59,26 +58,33 @@ class FakeFleet:
         self._last_seen: dict[str, Seen] = {}
 
     async def __aenter__(self) -> FakeFleet:
-        host = self._new_host(InLoop)
-        self._ports = await (host.start() if isinstance(host, InLoop) else asyncio.to_thread(host.start))
-        self._host = host
-        return self
+        if self._process:
+            return await asyncio.to_thread(self.__enter__)
+        self._check_stopped()
+        host = InLoop()
+        try:
+            return self._start(host)
+        except BaseException:
+            await host.stop()
+            raise
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        host = self._ending()
-        await (host.stop() if isinstance(host, InLoop) else asyncio.to_thread(host.stop))
+    async def __aexit__(self, *_: object) -> None:
+        if self._process:
+            await asyncio.to_thread(self.__exit__)
+        elif (stopping := self._ending().stop()) is not None:
+            await stopping
 
     def __enter__(self) -> FakeFleet:
-        host = self._new_host(InThread)
-        assert not isinstance(host, InLoop)
-        self._ports = host.start()
-        self._host = host
-        return self
+        self._check_stopped()
+        host = InProcess() if self._process else InThread()
+        try:
+            return self._start(host)
+        except BaseException:
+            host.stop()
+            raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        host = self._ending()
-        assert not isinstance(host, InLoop)
-        host.stop()
+    def __exit__(self, *_: object) -> None:
+        self._ending().stop()
 
     @property
     def names(self) -> list[str]:
@@ -151,11 +157,14 @@ class FakeFleet:
             raise ConfigError(text)
         return endpoint
 
-    def _new_host(self, kind: Callable[[FleetSpec], Host]) -> Host:
+    def _check_stopped(self) -> None:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-        spec = FleetSpec(endpoints=tuple(self._specs.values()))
-        return InProcess(spec) if self._process else kind(spec)
+
+    def _start(self, host: Host) -> FakeFleet:
+        self._ports = host.start(list(self._specs.values()))
+        self._host = host
+        return self
 
     def _ending(self) -> Host:
         host, self._host = self._running(), None
@@ -170,18 +179,15 @@ class FakeFleet:
 
 
 class InLoop:
-    def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
+    """Runs the servers of one fleet in the running event loop."""
+
+    def __init__(self) -> None:
         self._servers: dict[str, FakeServer] = {}
 
-    async def start(self) -> dict[str, int]:
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
-        try:
-            for endpoint in self._spec.endpoints:
-                self._servers[endpoint.name] = _listening(endpoint)
-        except BaseException:
-            await self.stop()
-            raise
+        for endpoint in endpoints:
+            self._servers[endpoint.name] = _listening(endpoint)
         return {name: server.port for name, server in self._servers.items()}
 
     async def stop(self) -> None:
@@ -204,36 +210,34 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InThread:
-    def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
-        self._host, self._loop_factory = InLoop(spec), loop_factory
+    """Runs the servers of one fleet in an event loop in a thread."""
 
-    def start(self) -> dict[str, int]:
-        self._portal = Portal("qreward-fake-fleet", self._loop_factory)
-        try:
-            return self._portal.call(self._host.start)
-        except BaseException:
-            self._portal.close()
-            raise
+    def __init__(self, loop_factory: LoopFactory | None = None) -> None:
+        self._host = InLoop()
+        self._portal = Portal("qreward-fake-fleet", loop_factory)
+
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
+        return self._run(self._host.start, endpoints)
 
     def stop(self) -> None:
         self._portal.call(self._host.stop)
         self._portal.close()
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        async def called() -> dict[str, Any]:
-            return self._host.call(method, *args, name=name)
+        return self._run(self._host.call, method, *args, name=name)
 
-        return self._portal.call(called)
+    def _run(self, function: Callable[..., dict[str, Any]], *args: Any, **options: Any) -> dict[str, Any]:
+        async def run() -> dict[str, Any]:
+            return function(*args, **options)
+
+        return self._portal.call(run)
 
 
 class InProcess:
     """Runs the servers of one fleet in a child process. Calls and replies are pickled and go through pipes."""
 
-    def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-
-    def start(self) -> dict[str, int]:
         # multiprocessing is not used, because it would import the caller's __main__ again.
         self._child = subprocess.Popen(  # noqa: S603 - the own interpreter
             [sys.executable, "-c", _CHILD],
@@ -242,11 +246,9 @@ class InProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
-        try:
-            return self._reply(self._spec)
-        except BaseException:
-            self.stop()
-            raise
+
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
+        return self._reply("start", endpoints)
 
     def stop(self) -> None:
         try:
@@ -256,14 +258,14 @@ class InProcess:
             self._child.communicate()
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        return self._reply((method, args, name))
+        return self._reply("call", method, *args, name=name)
 
-    def _reply(self, request: Any) -> dict[str, Any]:
+    def _reply(self, *call: Any, **options: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with self._lock:
             try:
-                pickle.dump(request, self._child.stdin)
+                pickle.dump((call, options), self._child.stdin)
                 self._child.stdin.flush()
                 kind, reply = pickle.load(self._child.stdout)  # noqa: S301 - from the own child
             except (BrokenPipeError, EOFError):
@@ -283,25 +285,18 @@ def serve_parent() -> None:
     # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    host: InThread | None = None
+    host = InThread(fast_loop())
     with contextlib.suppress(EOFError):
         while True:
-            request = pickle.load(calls)  # noqa: S301 - from the parent
+            (method, *args), options = pickle.load(calls)  # noqa: S301 - from the parent
             reply: tuple[type[Exception] | None, Any]
             try:
-                if host is None:
-                    starting = InThread(request, fast_loop())
-                    reply = None, starting.start()
-                    host = starting
-                else:
-                    method, args, name = request
-                    reply = None, host.call(method, *args, name=name)
+                reply = None, getattr(host, method)(*args, **options)
             except Exception as error:
                 reply = ConfigError if isinstance(error, ConfigError) else RuntimeError, str(error)
             pickle.dump(reply, replies)
             replies.flush()
-    if host is not None:
-        host.stop()
+    host.stop()
 
 
 def _raise_file_limit() -> None:

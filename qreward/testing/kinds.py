@@ -6,7 +6,7 @@ import json
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ import msgspec
 
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
-from qreward.testing.endpoint import PromptCache
+from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
 from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.spec import FakeEndpoint
@@ -39,12 +39,6 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 _TEI_PERMITS = 512
 
 R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
-
-
-FAILURES = {
-    500: ("The server had an error while processing the request.", "server_error"),
-    503: ("The server is not ready.", "server_error"),
-}
 
 
 @dataclass(eq=False)
@@ -79,26 +73,9 @@ class Job(NamedTuple):
         return self.prompt + self.completion
 
 
-class ServerState(NamedTuple):
-    """Holds what the status routes of a server report: its settings and its present load."""
-
-    spec: FakeEndpoint
-    running: int  # items
-    waiting: int  # items
-    requests: int
-    cache: PromptCache | None = None
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.spec.scoring.labels or ("LABEL_0",)
-
-    @property
-    def load(self) -> tuple[float, float, float]:
-        return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
-
-
 Route = Callable[["RouteCall"], Job]
-Status = Callable[[ServerState], str]
+Status = Callable[[FakeEndpointState], str]
+"""A function that returns what a status route reports."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +84,9 @@ class FakeServerKind:
     error: Callable[[str, ErrorResponse], bytes]
     status: Mapping[str, tuple[str, Status]]
     health: frozenset[str] = frozenset({"/health"})
-    guarded: tuple[str, ...] = ("/",)
     completion: Callable[..., dict[str, Any]] = openai_api.chat_completion
     chunks: type[openai_api.Chunks] = openai_api.Chunks
     unknown: str = "The model {model!r} does not exist."
-    failures: Mapping[int, tuple[str, str]] = field(default_factory=lambda: FAILURES)
-    full: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    wrong_method: int = 404
-    request_ids: bool = True
     label: str = "LABEL_0"
     invalid: int = 400
     nan: tuple[int, str] | None = None
@@ -221,14 +193,14 @@ def inputs_of(call: RouteCall) -> list[Any]:
 
 def gauges(names: str, labels: str = "") -> Status:
 
-    def text(state: ServerState) -> str:
+    def text(state: FakeEndpointState) -> str:
         values = zip(names.split(), state.load, strict=False)
         return "".join(f"# HELP {name} .\n# TYPE {name} gauge\n{name}{labels} {value}\n" for name, value in values)
 
     return text
 
 
-def json_status(made: Callable[[ServerState], Any]) -> tuple[str, Status]:
+def json_status(made: Callable[[FakeEndpointState], Any]) -> tuple[str, Status]:
     return JSON, lambda state: encode(made(state)).decode()
 
 
@@ -500,7 +472,7 @@ def _sglang_error(path: str, error: ErrorResponse) -> bytes:
     return encode({"object": "error", "message": error.message, "type": error.type, "param": None, "code": error.status})
 
 
-def _sglang_loads(state: ServerState) -> Any:
+def _sglang_loads(state: FakeEndpointState) -> Any:
     row = {"dp_rank": 0, "num_running_reqs": state.running, "num_waiting_reqs": state.waiting, "token_usage": 0.25}
     row["max_running_requests"] = state.spec.max_concurrency or 256
     return {"timestamp": "", "version": "0.5.23", "loads": [row]}
@@ -558,8 +530,9 @@ def _tei_error(path: str, error: ErrorResponse) -> bytes:
     return encode({"error": error.message, "error_type": name})
 
 
-def _tei_info(state: ServerState) -> Any:
-    spec, names = state.spec, {str(position): name for position, name in enumerate(state.labels)}
+def _tei_info(state: FakeEndpointState) -> Any:
+    spec = state.spec
+    names = {str(position): name for position, name in enumerate(spec.scoring.labels or ("LABEL_0",))}
     return {
         "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": permits_of(spec),
         "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,

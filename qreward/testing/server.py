@@ -14,7 +14,7 @@ from aiohttp import web
 
 from qreward.testing import openai_api
 from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
-from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState
+from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, encode
@@ -28,6 +28,7 @@ _MOST_AT_ONCE = 1 << 16  # bytes after which a write begins, so that a slow clie
 _BLANKS = b" \r\n\t\n" * 200
 _MALFORMED = b"<html><body><h1>Service page</h1></body></html>"
 _UPSTREAM_FAILED = error("Provider returned error", "upstream_error", 502)
+FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
 _TRICKLE_BYTES = 16
 _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
 
@@ -248,7 +249,6 @@ class FakeServer:
         self.state = self.state_class(spec)
         self.under_way: set[Incoming] = set()
         self._answers = 0
-        self._running = self._waiting = 0  # items
         self._web = web.Server(
             self,  # type: ignore[arg-type] # the requests come from request_factory
             request_factory=_make_request,
@@ -314,8 +314,6 @@ class FakeServer:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self.state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
-            if error.status == 405:
-                headers["Allow"] = "POST"
             body = error.body or self.kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
@@ -327,7 +325,7 @@ class FakeServer:
         state = self.state
         self.under_way.add(request)
         try:
-            state.arrived()
+            state.counts["requests"] += 1
             self._check_key(request)
             return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:
@@ -351,22 +349,21 @@ class FakeServer:
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and spec.over_cap == "reject":
-            text = "Too many requests are being served; the server is full."
-            message, type_ = self.kind.full.get(spec.reject_status, (text, "overloaded_error"))
-            raise ErrorResponse(spec.reject_status, message, "rejected", type_, "overloaded", state.admission.next_free())
+            message = "Too many requests are being served; the server is full."
+            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", state.admission.next_free())
         if (over := state.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
             raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
-        self._waiting += job.items
+        state.waiting += job.items
         try:
             slot = await state.admission.enter()
         finally:
-            self._waiting -= job.items
-        self._running += job.items
+            state.waiting -= job.items
+        state.running += job.items
         try:
             return await self._served(request, job, slot)
         finally:
-            self._running -= job.items
+            state.running -= job.items
             state.admission.leave(slot)
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
@@ -432,16 +429,12 @@ class FakeServer:
             if not request.dropped:
                 self.state.ended_in(kind)
             await end(request, fault)
-        message, type_ = self.kind.failures[fault.status]
-        raise ErrorResponse(fault.status, message, kind, type_, fault.status, self.state.timeline.opens(time.monotonic()))
+        message = FAILURES[fault.status]
+        raise ErrorResponse(fault.status, message, kind, "server_error", fault.status, self.state.timeline.opens(time.monotonic()))
 
     def _check_key(self, request: Incoming) -> None:
         key = self.state.spec.api_key
-        if (
-            key is not None
-            and request.path.startswith(self.kind.guarded)
-            and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}"
-        ):
+        if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
     async def _status(self, request: Incoming) -> web.StreamResponse:
@@ -450,18 +443,14 @@ class FakeServer:
         if request.method == "GET" and path in kind.health:
             return web.Response(headers=self._headers())
         if request.method != "GET" or path not in kind.status:
-            if path.startswith(kind.guarded) and kind.guarded != ("/",):
-                self._check_key(request)
-            status = kind.wrong_method if path in kind.routes else 404
-            raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
+            raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = kind.status[path]
-        body = text(ServerState(self.state.spec, self._running, self._waiting, len(self.under_way), self.state.cache))
-        return web.Response(text=body, content_type=content_type, headers=self._headers())
+        return web.Response(text=text(self.state), content_type=content_type, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1
-        headers = {"x-request-id": f"req-{self._answers}"} if self.kind.request_ids else {}
+        headers = {"x-request-id": f"req-{self._answers}"}
         return headers | self.state.rates.headers() if self.state.spec.rate_headers else headers
 
 

@@ -117,9 +117,8 @@ class Faults(Policy):
 class Phase(Policy):
     """Describes a period in which an endpoint behaves differently.
 
-    ``start`` and ``end`` are seconds since the fleet started. With ``after_requests``, ``start`` and ``end`` are instead seconds since the
-    arrival of the request with this number. If several phases overlap, a ``dead`` phase has precedence. Otherwise the phase that is listed
-    first has precedence, except that phases with ``after_requests`` come after all phases without ``after_requests``.
+    ``start`` and ``end`` are seconds since the fleet started. If several phases overlap, a ``dead`` phase has precedence, and otherwise the
+    phase that is listed first.
 
     Args:
         behaviour: ``dead``: the port is closed and all connections are aborted; the endpoint listens again on the same port at ``end``.
@@ -130,15 +129,12 @@ class Phase(Policy):
         start: start of the phase in seconds.
         end: end of the phase in seconds; None for no end.
         factor: factor by which ``slow`` lengthens the work.
-        after_requests: number of the request with which the phase begins; 1 is the first request. A ``dead`` phase ends all requests in
-            flight at that time. Of these requests, any other phase affects only streamed responses.
     """
 
     behaviour: Behaviour
     start: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     end: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     factor: float = Field(default=10.0, ge=1, allow_inf_nan=False)
-    after_requests: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _in_order(self) -> Phase:

@@ -193,7 +193,7 @@ def test_no_codec_passes_on_a_count_of_tokens_that_no_response_can_have() -> Non
         "chat": WireRequest(CHAT, "m", [{"role": "user", "content": "?"}], {}, None),
         "embeddings": WireRequest(EMBEDDINGS, "m", "x", {}, None),
         "any route": WireRequest(passthrough("/v1/responses"), "m", None, {}, None),
-        "the SDK's other routes": WireRequest(ROUTES["/completions"][1], "m", "x", {}, None),
+        "the SDK's other routes": WireRequest(ROUTES["/completions"][1], "m", "x", {"prompt": "x"}, None),
         "completions": bound(WireRequest(COMPLETE, "m", ["x"], {}, None), endpoint),
         "lists of embeddings": bound(WireRequest(EMBED, "m", ["x"], {}, None), endpoint),
         "sglang": bound(WireRequest(SCORE, "m", ["x"], {}, None), Endpoint("http://gpu-0", kind="sglang")),

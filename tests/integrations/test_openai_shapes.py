@@ -19,7 +19,7 @@ from qreward.codecs.chat import PassthroughCodec
 from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
 from qreward.integrations import openai as asked
-from qreward.integrations.openai import BASE_URL, PlainCodec, event, in_pieces, strict, transport
+from qreward.integrations.openai import BASE_URL, event, in_pieces, strict, transport
 
 pytestmark = pytest.mark.real_time
 
@@ -95,10 +95,9 @@ def test_a_body_without_a_model_is_refused() -> None:
 
 
 def test_the_length_of_a_plain_request_is_guessed() -> None:
-    codec = PlainCodec("/completions", "prompt")
-
-    def guess(inputs: Any, **params: Any) -> tuple[float, float]:
-        return codec.estimate_tokens(WireRequest(codec, MODEL, inputs, params, None))
+    def guess(prompt: Any, **params: Any) -> tuple[float, float]:
+        _, codec = asked.ROUTES["/completions"]
+        return codec.estimate_tokens(WireRequest(codec, MODEL, prompt, {"prompt": prompt, **params}, None))
 
     assert guess("a" * 35) == (10, 0)
     assert guess(["a", "b"], max_tokens=5, n=3)[1] == 30

@@ -13,33 +13,37 @@ from scale import seeds
 
 from qreward.integrations.ray import ActorDied
 from qreward.integrations.ray import pool as pool_module
-from qreward.integrations.ray.backends import ActorLost
-from qreward.integrations.ray.pool import STARTS, Actor, Actors, PoolConfig
+from qreward.integrations.ray.backends import ActorLost, LocalActor, PoolConfig, ScorerSpec
+from qreward.integrations.ray.pool import STARTS, Actors
 
 
 class Backend:
-    """Actors that start when they are told to, and do nothing."""
-
-    name = "played"
+    """What happened to the actors of a test."""
 
     def __init__(self) -> None:
         self.starts: list[asyncio.Future[None]] = []
-        self.killed: list[Any] = []
+        self.killed: list[int] = []
 
-    async def start(self) -> int:
-        self.starts.append(asyncio.get_running_loop().create_future())
-        number = len(self.starts) - 1
-        await self.starts[-1]
-        return number
+    def actor_class(self) -> type[LocalActor]:
+        backend = self
 
-    async def score(self, *_: Any) -> Any:
-        raise NotImplementedError
+        class Played(LocalActor):
+            """Starts when it is told to, and does nothing."""
 
-    async def end(self, *_: Any) -> None:
-        pass
+            number = -1
 
-    def kill(self, handle: Any) -> None:
-        self.killed.append(handle)
+            async def start(self) -> None:
+                self.number = len(backend.starts)
+                backend.starts.append(asyncio.get_running_loop().create_future())
+                await backend.starts[-1]
+
+            async def end(self) -> None:
+                pass
+
+            def kill(self) -> None:
+                backend.killed.append(self.number)
+
+        return Played
 
 
 class Stage:
@@ -58,7 +62,7 @@ class Stage:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def ask(self, count: int = 1, alone: bool = False) -> list[asyncio.Task[Actor]]:
+    async def ask(self, count: int = 1, alone: bool = False) -> list[asyncio.Task[Any]]:
         asked = [asyncio.ensure_future(self.actors._taken(self.slots(alone), first=alone)) for _ in range(count)]
         await self.turns()
         return asked
@@ -66,20 +70,20 @@ class Stage:
     def slots(self, alone: bool) -> int:
         return self.actors._config.max_concurrent_batches if alone else 1
 
-    async def done(self, batch: asyncio.Task[Actor], alone: bool = False) -> None:
+    async def done(self, batch: asyncio.Task[Any], alone: bool = False) -> None:
         actor = batch.result()
         actor.finished = True
         actor.free += self.slots(alone)
         self.actors._assign()
         await self.turns()
 
-    async def die(self, actor: Actor) -> None:
+    async def die(self, actor: LocalActor) -> None:
         self.actors._lose(actor, ActorLost("it died"))
         await self.turns()
 
 
-def handles(batches: list[asyncio.Task[Actor]]) -> list[int | None]:
-    return [batch.result().handle if batch.done() else None for batch in batches]
+def handles(batches: list[asyncio.Task[Any]]) -> list[int | None]:
+    return [batch.result().number if batch.done() else None for batch in batches]
 
 
 def on_stage(**settings: Any) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], Callable[[], None]]:
@@ -88,7 +92,7 @@ def on_stage(**settings: Any) -> Callable[[Callable[[Stage], Coroutine[Any, Any,
     def decorated(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def running() -> None:
             backend = Backend()
-            actors = Actors(backend, PoolConfig(**settings), "scorer")  # type: ignore[arg-type]
+            actors = Actors(backend.actor_class(), ScorerSpec(sorted), PoolConfig(**settings))
             threads = threading.active_count()
             try:
                 asyncio.run_coroutine_threadsafe(asyncio.wait_for(test(Stage(actors, backend)), 60), actors.loop).result(60)
@@ -209,8 +213,8 @@ class RandomEvents:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.waiting: list[tuple[asyncio.Task[Actor], bool]] = []
-        self.on_actors: list[tuple[asyncio.Task[Actor], bool]] = []
+        self.waiting: list[tuple[asyncio.Task[Any], bool]] = []
+        self.on_actors: list[tuple[asyncio.Task[Any], bool]] = []
 
     async def ask(self, stage: Stage) -> None:
         alone = self.rng.random() < 0.3

@@ -61,16 +61,6 @@ def test_the_best_time_to_send_is_after_the_trouble_if_that_is_sooner() -> None:
     assert found == [0.5, 6, math.inf]
 
 
-def test_a_phase_after_so_many_requests_begins_with_that_request() -> None:
-    timeline = Timeline((Phase(behaviour="error_500", after_requests=3, start=1, end=2),))
-    assert not timeline.count(2, now=10)
-    assert timeline.plan(10, 100) == (110, None)
-    assert timeline.count(3, now=20)
-    assert not timeline.count(4, now=30), "it begins once"
-    assert timeline.plan(20, 100) == (21, "error_500")
-    assert timeline.next_change(21) == 22
-
-
 def refused(url: str) -> bool:
     port = int(url.rsplit(":", 1)[1].partition("/")[0])
     with socket.socket() as probe:
@@ -106,12 +96,12 @@ async def test_a_killed_endpoint_aborts_what_is_under_way_refuses_connections_an
             fleet.kill("a")
 
 
-async def test_an_endpoint_dies_with_its_nth_request_which_is_the_first_to_notice_and_comes_back_by_itself() -> None:
-    async with serving(FakeEndpoint("a", phases=[Phase(behaviour="dead", after_requests=3, end=1.5)])) as client:
-        assert [(await client.chat("a", str(number))).status for number in range(2)] == [200, 200]
+async def test_an_endpoint_dies_with_what_is_under_way_and_comes_back_by_itself() -> None:
+    async with serving(FakeEndpoint("a", phases=[dead(1, 2.5)], latency=Latency(base=30))) as client:
         with pytest.raises((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)):
             await client.chat("a", "third")
         assert refused(client.fleet.urls["a"])
+        client.fleet.set("a", latency=Latency())
         await until(lambda: not refused(client.fleet.urls["a"]))
         assert (await client.chat("a", "fourth")).status == 200
         assert client.fleet.seen("a").errors == {"dead": 1}
@@ -142,7 +132,7 @@ async def test_an_error_phase_ends_what_is_under_way_when_it_begins() -> None:
 
 
 async def test_a_hang_phase_answers_nothing_until_it_ends() -> None:
-    async with serving(FakeEndpoint("a", phases=[Phase(behaviour="hang", after_requests=1)])) as client:
+    async with serving(FakeEndpoint("a", phases=[Phase(behaviour="hang")])) as client:
         task = asyncio.create_task(client.chat("a"))
         await until(lambda: client.fleet.seen("a").in_flight == 1)
         client.fleet.set("a", phases=())
@@ -153,11 +143,16 @@ async def test_a_hang_phase_answers_nothing_until_it_ends() -> None:
 
 
 async def test_reset_starts_phases_counters_and_buckets_from_their_beginning() -> None:
-    phase = Phase(behaviour="error_500", after_requests=2)
-    async with serving(FakeEndpoint("a", phases=[phase], rpm=0.001, burst=2)) as client:
+    phase = Phase(behaviour="error_500", end=2)
+    async with serving(FakeEndpoint("a", phases=[phase], rpm=0.001, burst=1)) as client:
         for _ in range(2):
-            assert [(await client.chat("a")).status for _ in range(3)] == [200, 500, 500]
-            assert client.fleet.seen("a").duplicates == 2
+            statuses = [500]
+            while statuses[-1] == 500:
+                statuses.append((await client.chat("a")).status)
+                await asyncio.sleep(0.05)
+            assert statuses[1] == 500, "the phase is at its beginning"
+            assert statuses[-1] == 200, "and the bucket is full"
+            assert client.fleet.seen("a").duplicates == len(statuses) - 2
             client.fleet.reset()
             seen = client.fleet.seen("a")
             assert (seen.requests, seen.duplicates, seen.errors) == (0, 0, {})

@@ -14,8 +14,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from qreward.batching.settings import check_seconds, check_whole
 from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
 from qreward.errors import ConfigError, RequestError
 from qreward.transport.local import in_thread, is_death, not_exiting
@@ -149,92 +150,113 @@ def portable(error: BaseException) -> BaseException:
     return error if same else RuntimeError(f"{type(error).__name__}: {error}")
 
 
-class LocalBackend:
-    name = "local"
+@dataclass(frozen=True)
+class PoolConfig:
+    actors: int = 1
+    max_concurrent_batches: int = 1
+    backend: Kind = "auto"
+    batch_timeout: float | None = None
+    start_timeout: float | None = 600.0
+    max_restarts: int = 20
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(self, spec: ScorerSpec) -> None:
-        self._spec = spec
+    def __post_init__(self) -> None:
+        check_whole("actors", self.actors)
+        check_whole("max_concurrent_batches", self.max_concurrent_batches)
+        check_whole("max_restarts", self.max_restarts, least=0)
+        check_seconds("batch_timeout", self.batch_timeout)
+        check_seconds("start_timeout", self.start_timeout)
+        if self.backend not in get_args(Kind):
+            raise ConfigError(f"backend must be one of {', '.join(map(repr, get_args(Kind)))}, not {self.backend!r}")
+        if wrong := {"max_concurrency", "max_restarts", "max_task_retries"} & self.options.keys():
+            raise ConfigError(f"{min(wrong)} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
 
-    async def start(self) -> ScorerActor:
-        made: ScorerActor = await asyncio.wrap_future(in_thread(partial(ScorerActor, self._spec), "scorer"))
-        return made
 
-    async def score(self, actor: ScorerActor, columns: tuple[Any, ...]) -> Any:
-        return await actor.score(columns)
+class LocalActor:
+    """A scorer in this process, and what a pool knows of it.
 
-    async def end(self, actor: ScorerActor) -> None:
-        await actor.end()
+    Attributes:
+        free: number of batches that it can take now.
+        finished: whether it has returned a batch.
+        lost: its death, once it has died.
+    """
 
-    def kill(self, actor: ScorerActor) -> None:
+    backend = "local"
+
+    def __init__(self, spec: ScorerSpec, config: PoolConfig) -> None:
+        self.spec, self.config = spec, config
+        self.free = config.max_concurrent_batches
+        self.finished = False
+        self.lost: asyncio.Future[ActorLost] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        self._scorer: ScorerActor = await asyncio.wrap_future(in_thread(partial(ScorerActor, self.spec), "scorer"))
+
+    async def score(self, columns: tuple[Any, ...]) -> Any:
+        """Score a batch. Cancelling this cancels the scorer, and then still waits for its end."""
+        return await self._scorer.score(columns)
+
+    async def end(self) -> None:
+        """Call the scorer's ``close``."""
+        await self._scorer.end()
+
+    def kill(self) -> None:
         """Do nothing, because the scorer is freed when no thread uses it."""
 
 
-class RayBackend:
-    """Runs scorers in Ray actors. The methods run in the event loop of the pool, and calls of Ray may block this loop.
+class RayActor(LocalActor):
+    """A scorer in a Ray actor. The methods run in the event loop of the pool, and calls of Ray may block this loop.
 
     A dead actor is replaced by a new one. Ray's own restarts hide why an actor died, and do not cover a constructor that raises.
     """
 
-    name = "ray"
+    backend = "ray"
 
-    def __init__(self, spec: ScorerSpec, max_concurrent_batches: int, options: Mapping[str, Any]) -> None:
-        self._ray = require_ray()
-        self._check_connected("; call ray.init() first, or use backend='local'")
+    async def start(self) -> None:
+        check_connected(" any more")
         # one call more than batches, so that ``ready`` and ``end`` do not wait for a batch
-        own = {"max_concurrency": max_concurrent_batches + 1, "max_restarts": 0, "max_task_retries": 0}
-        self._make: Callable[[], Any] = partial(self._ray.remote(RemoteActor).options(**options, **own).remote, spec)
-
-    def _check_connected(self, advice: str) -> None:
-        if not self._ray.is_initialized():  # without this check, Ray would start a new cluster
-            raise ConfigError(f"this process is not connected to Ray{advice}")
-
-    async def start(self) -> Any:
-        self._check_connected(" any more")
-        actor = self._make()
+        own = {"max_concurrency": self.config.max_concurrent_batches + 1, "max_restarts": 0, "max_task_retries": 0}
+        self._handle = require_ray().remote(RemoteActor).options(**self.config.options, **own).remote(self.spec)
         try:
-            await self._answer(actor.ready.remote())
+            await _answer(self._handle.ready.remote())
         except BaseException:
-            self.kill(actor)
+            self.kill()
             raise
-        return actor
 
-    async def score(self, actor: Any, columns: tuple[Any, ...]) -> Any:
-        """Score a batch. Cancelling this cancels the call of the actor, and then still waits for its end."""
-        reference = actor.run.remote(columns)
-        answer = asyncio.ensure_future(self._answer(reference))
+    async def score(self, columns: tuple[Any, ...]) -> Any:
+        reference = self._handle.run.remote(columns)
+        answer = asyncio.ensure_future(_answer(reference))
         try:
             ok, value = await asyncio.shield(answer)
         except asyncio.CancelledError:
             with suppress(Exception):  # the call may be done, or its actor dead
-                self._ray.cancel(reference)
+                require_ray().cancel(reference)
             ok, value = await answer
         if not ok:
             raise value
         return value
 
-    async def end(self, actor: Any) -> None:
-        await self._answer(actor.end.remote())
+    async def end(self) -> None:
+        await _answer(self._handle.end.remote())
 
-    def kill(self, actor: Any) -> None:
+    def kill(self) -> None:
         with suppress(Exception):  # the actor may be dead, or Ray may have ended
-            self._ray.kill(actor)
-
-    async def _answer(self, reference: Any) -> Any:
-        """Return the result of a call of an actor. Raises ``ActorLost`` if the actor is gone, and otherwise the exception of the scorer."""
-        try:
-            return await asyncio.wrap_future(reference.future())
-        except Exception as error:
-            never_started = type(error).__name__ in NEVER_STARTED or getattr(error, "actor_init_failed", False)
-            if never_started or is_death(error):
-                excused = getattr(error, "preempted", False)
-                raise ActorLost(_last_line(str(error)), excused=excused, never_started=never_started) from None
-            if isinstance(error, self._ray.exceptions.TaskCancelledError):
-                raise RequestError("the batch was cancelled in its actor; its items may be submitted again") from None
-            cause = getattr(error, "cause", None)  # a RayTaskError has a cause, for example if results cannot be pickled
-            raise (cause if isinstance(cause, Exception) else error) from None
+            require_ray().kill(self._handle)
 
 
-Backend = RayBackend | LocalBackend
+async def _answer(reference: Any) -> Any:
+    """Return the result of a call of an actor. Raises ``ActorLost`` if the actor is gone, and otherwise the exception of the scorer."""
+    try:
+        return await asyncio.wrap_future(reference.future())
+    except Exception as error:
+        never_started = type(error).__name__ in NEVER_STARTED or getattr(error, "actor_init_failed", False)
+        if never_started or is_death(error):
+            excused = getattr(error, "preempted", False)
+            raise ActorLost(_last_line(str(error)), excused=excused, never_started=never_started) from None
+        if type(error).__name__ == "TaskCancelledError":
+            raise RequestError("the batch was cancelled in its actor; its items may be submitted again") from None
+        cause = getattr(error, "cause", None)  # a RayTaskError has a cause, for example if results cannot be pickled
+        raise (cause if isinstance(cause, Exception) else error) from None
 
 
 def _last_line(text: str) -> str:
@@ -246,6 +268,11 @@ def _last_line(text: str) -> str:
 def is_connected() -> bool:
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+def check_connected(advice: str) -> None:
+    if not is_connected():  # without this check, Ray would start a new cluster
+        raise ConfigError(f"this process is not connected to Ray{advice}")
 
 
 def require_ray() -> Any:

@@ -9,26 +9,27 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, Unpack, get_args
+from typing import Any, Self, Unpack
 
 from qreward.batching import BatchQueue
 from qreward.batching.collector import halves
 from qreward.batching.in_flight import isolate
 from qreward.batching.reward_buffer import InvalidScores, RewardBuffer, read_scores
-from qreward.batching.settings import Options, check_seconds, check_whole
+from qreward.batching.settings import Options
 from qreward.engine import background
 from qreward.engine.portal import Portal
 from qreward.errors import ClientClosed, ConfigError, ConnectionFailed, Rejected, RequestTimeout
 from qreward.integrations.ray.backends import (
     CALL,
     ActorLost,
-    Backend,
     Kind,
-    LocalBackend,
-    RayBackend,
+    LocalActor,
+    PoolConfig,
+    RayActor,
     ScorerSpec,
+    check_connected,
     is_connected,
     require_ray,
 )
@@ -78,28 +79,6 @@ class PoolStats:
     retried: int = 0
     poisonous: int = 0
     timeouts: int = 0
-
-
-@dataclass(frozen=True)
-class PoolConfig:
-    actors: int = 1
-    max_concurrent_batches: int = 1
-    backend: Kind = "auto"
-    batch_timeout: float | None = None
-    start_timeout: float | None = 600.0
-    max_restarts: int = 20
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_whole("actors", self.actors)
-        check_whole("max_concurrent_batches", self.max_concurrent_batches)
-        check_whole("max_restarts", self.max_restarts, least=0)
-        check_seconds("batch_timeout", self.batch_timeout)
-        check_seconds("start_timeout", self.start_timeout)
-        if self.backend not in get_args(Kind):
-            raise ConfigError(f"backend must be one of {', '.join(map(repr, get_args(Kind)))}, not {self.backend!r}")
-        if wrong := {"max_concurrency", "max_restarts", "max_task_retries"} & self.options.keys():
-            raise ConfigError(f"{min(wrong)} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
 
 
 class ScorerPool:
@@ -268,7 +247,7 @@ class ScorerPool:
         if actors is None:
             return PoolStats()
         return PoolStats(
-            backend=actors.backend.name,
+            backend=actors.kind.backend,
             ready=len(actors.ready),
             starting=self._config.actors - len(actors.ready) - actors.given_up,
             lost=actors.given_up,
@@ -280,38 +259,31 @@ class ScorerPool:
         if self._closed:
             raise _closed()
         if self._actors is None:
-            config, backend = self._config, self._config.backend
+            backend = self._config.backend
+            if backend == "ray":
+                check_connected("; call ray.init() first, or use backend='local'")
             use_ray = backend == "ray" or (backend == "auto" and is_connected())
-            chosen = RayBackend(self._spec, config.max_concurrent_batches, config.options) if use_ray else LocalBackend(self._spec)
-            self._actors = Actors(chosen, config, self._spec.name)
+            self._actors = Actors(RayActor if use_ray else LocalActor, self._spec, self._config)
             weakref.finalize(self, self._actors.portal.soon, self._actors.leave).atexit = False
         return self._actors
-
-
-@dataclass(eq=False, slots=True)
-class Actor:
-    handle: Any
-    free: int
-    lost: asyncio.Future[ActorLost]
-    finished: bool = False
 
 
 class Actors:
     """Assigns the batches of one pool to its actors, and keeps the actors running, in an event loop of its own.
 
-    The event loop ends when the pool is closed or freed. ``name`` is that of the scorer, for errors.
+    The event loop ends when the pool is closed or freed.
     """
 
-    def __init__(self, backend: Backend, config: PoolConfig, name: str) -> None:
-        self.backend = backend
-        self.ready: list[Actor] = []
+    def __init__(self, kind: type[LocalActor], spec: ScorerSpec, config: PoolConfig) -> None:
+        self.kind = kind
+        self.ready: list[LocalActor] = []
         self.given_up = 0
         self.counts: Counter[str] = Counter()
-        self.waiting: deque[tuple[asyncio.Future[Actor], int]] = deque()
+        self.waiting: deque[tuple[asyncio.Future[LocalActor], int]] = deque()
         """An entry for each batch that waits for an actor, with the number of slots that the batch needs."""
         self.portal = Portal("qreward-scorer-pool")
         self.loop = self.portal.loop
-        self._config, self._name = config, name
+        self._spec, self._config = spec, config
         self._reason = "none was ever started"
         self._batches: set[asyncio.Task[Any]] = set()
         self._keepers: list[asyncio.Task[None]] = []
@@ -363,7 +335,7 @@ class Actors:
         slots = self._config.max_concurrent_batches if alone else 1
         actor = await self._taken(slots, first=alone)
         self.counts["in_flight"] += 1
-        reply = asyncio.create_task(self.backend.score(actor.handle, columns))
+        reply = asyncio.create_task(actor.score(columns))
         reply.add_done_callback(partial(self._on_reply, actor, slots))
         try:
             await asyncio.wait([reply], timeout=self._config.batch_timeout)
@@ -375,15 +347,15 @@ class Actors:
             self.loop.call_later(GRACE, self.kill_if_busy, actor, reply)
             self.counts["timeouts"] += 1
             limit = f"{self._config.batch_timeout:g} s"
-            raise RequestTimeout(f"{self._name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
+            raise RequestTimeout(f"{self._spec.name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
         try:
             return reply.result()
         except ActorLost:  # the actor may have been killed because of another batch; the first loss says why
             raise actor.lost.result() from None
 
-    async def _taken(self, slots: int, *, first: bool) -> Actor:
+    async def _taken(self, slots: int, *, first: bool) -> LocalActor:
         """Wait until an actor has free slots, and take them."""
-        taken: asyncio.Future[Actor] = self.loop.create_future()
+        taken: asyncio.Future[LocalActor] = self.loop.create_future()
         entry = taken, slots
         (self.waiting.appendleft if first else self.waiting.append)(entry)
         self._assign()
@@ -415,7 +387,7 @@ class Actors:
                 taken.set_result(actor)
             self.waiting.popleft()
 
-    def _on_reply(self, actor: Actor, slots: int, reply: asyncio.Task[Any]) -> None:
+    def _on_reply(self, actor: LocalActor, slots: int, reply: asyncio.Task[Any]) -> None:
         self.counts["in_flight"] -= 1
         actor.free += slots
         error = None if reply.cancelled() else reply.exception()
@@ -426,11 +398,11 @@ class Actors:
             self.counts["batches"] += 1
         self._assign()
 
-    def kill_if_busy(self, actor: Actor, reply: asyncio.Future[Any]) -> None:
+    def kill_if_busy(self, actor: LocalActor, reply: asyncio.Future[Any]) -> None:
         if not reply.done():
             self._lose(actor, ActorLost("it was killed, because it still worked on a batch after its batch_timeout", excused=True))
 
-    def _lose(self, actor: Actor, loss: ActorLost) -> None:
+    def _lose(self, actor: LocalActor, loss: ActorLost) -> None:
         """Record the death of an actor. Further calls for the same actor do nothing."""
         if not actor.lost.done():
             actor.lost.set_result(loss)
@@ -443,21 +415,20 @@ class Actors:
         while deaths <= self._config.max_restarts and failed_starts < STARTS:
             if deaths > 1:
                 await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(deaths - 2, 100)))
-            limit = asyncio.timeout(self._config.start_timeout)
+            actor, limit = self.kind(self._spec, self._config), asyncio.timeout(self._config.start_timeout)
             try:
                 async with limit:
-                    handle = await self.backend.start()
+                    await actor.start()
             except Exception as error:
                 failed_starts += getattr(error, "never_started", True)
                 self._reason = str(error) if isinstance(error, ActorLost) else f"{type(error).__name__}: {error}"
                 if limit.expired():
                     self._reason = f"it was not ready within {self._config.start_timeout:g} s; are there the resources that it asks for?"
             else:
-                actor = Actor(handle, self._config.max_concurrent_batches, self.loop.create_future())
                 self.ready.append(actor)
                 self._assign()
                 self._reason = str(await actor.lost)
-                self.backend.kill(handle)  # the actor may be unreachable instead of dead
+                actor.kill()  # the actor may be unreachable instead of dead
                 if actor.finished:
                     deaths = failed_starts = 0
             deaths += 1
@@ -470,13 +441,13 @@ class Actors:
         """Wait for the batches, stop the actors, and end the event loop."""
         while self._batches:
             await asyncio.wait(self._batches)
-        ends = (asyncio.wait_for(self.backend.end(actor.handle), CLOSE_TIMEOUT) for actor in self.ready if not self._abandoned)
+        ends = (asyncio.wait_for(actor.end(), CLOSE_TIMEOUT) for actor in self.ready if not self._abandoned)
         await asyncio.gather(*ends, return_exceptions=True)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.wait(self._keepers)
         while self.ready:
-            self.backend.kill(self.ready.pop().handle)
+            self.ready.pop().kill()
         self.portal.end()
 
     def abandon(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -15,7 +15,7 @@ from qreward.codecs import rate_limit_headers
 from qreward.engine.background import SHARED
 from qreward.engine.driver import Engine, Single, runner_of
 from qreward.engine.portal import Portal, portal
-from qreward.errors import ClientClosed, QueueFull, RateLimited
+from qreward.errors import ClientClosed, ConfigError, QueueFull, RateLimited
 from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
@@ -37,7 +37,10 @@ def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailur
     """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
     overload = overload_of(error)
     wait = None if overload is None else overload.retry_after
-    again = is_retried(error, options)
+    try:
+        again = is_retried(error, options)
+    except Exception as raised:
+        return CallFailure(raised, again=False)
     covered = again is not False
     if covered and again is not True:
         again, wait = True, max(0.0, float(again))  # also for NaN
@@ -69,16 +72,12 @@ def overload_of(error: BaseException) -> Overload | None:
     found: Overload | None = None
     link: BaseException | None = error
     for _ in range(LINKS):
-        if link is None:
+        if link is None or (found is not None and found.retry_after is not None):
             break
-        try:
+        with suppress(Exception):  # attributes of other libraries' exceptions may raise; the caller must see the original error
             overload = _overload_of_one(link)
-        except Exception:  # attributes of other libraries' exceptions may raise; the caller must see the original error
-            overload = None
-        if overload is not None:
-            if overload.retry_after is not None:
-                return overload
-            found = found or overload
+            if found is None or (overload is not None and overload.retry_after is not None):
+                found = overload
         link = link.__cause__
     return found
 
@@ -109,6 +108,20 @@ def _overload_of_one(error: BaseException) -> Overload | None:
         own = getattr(error, "retry_after", None)
         seconds = rate_limit_headers.number(str(own)) if isinstance(own, int | float) else None
     return Overload(seconds, rate_limit_headers.should_retry(headers))
+
+
+UNFINISHED = (Awaitable, Generator, AsyncGenerator)
+"""What a blocking function may not return: work that begins when the caller awaits or iterates it."""
+
+
+def unfinished(value: Any, whose: str) -> ConfigError:
+    """Return the error for a blocking function that returned ``UNFINISHED`` work, to which no limit would apply."""
+    if isinstance(value, Coroutine | Generator):
+        value.close()  # nobody will await it
+    return ConfigError(
+        f"{whose} is not an async function, but returned a {type(value).__name__}, so no limit, retry or time limit would apply to its "
+        "work; decorate an async function that awaits this work and returns its result"
+    )
 
 
 Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
@@ -276,7 +289,10 @@ class BlockingCall:
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:
-            return Answer(self._body())
+            value = self._body()
+            if isinstance(value, UNFINISHED):
+                return CallFailure(unfinished(value, f"{attempt.task.function.name}()"), again=False)
+            return Answer(value)
         except ENDINGS:
             raise
         except BaseException as error:

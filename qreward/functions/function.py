@@ -7,7 +7,7 @@ import inspect
 import logging
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,9 @@ from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
-from qreward.functions.calls import AsyncCall, BlockingCall, is_retried
+from qreward.functions.calls import UNFINISHED, AsyncCall, BlockingCall, is_retried, unfinished
 from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
-from qreward.scheduler.functions import Call, CallScheduler, Function, FunctionCounters
+from qreward.scheduler.functions import Call, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
 
 log = logging.getLogger("qreward.schedule")
@@ -112,9 +112,6 @@ class ScheduleStats:
     p99: float | None
 
 
-_UNFINISHED = (Awaitable, Generator, AsyncGenerator)
-"""What a blocking function may not return: work that begins when the caller awaits or iterates it."""
-
 _waiting_disabled = False
 
 
@@ -192,26 +189,13 @@ class ScheduledFunction(Function):
         except BaseException:
             self._report(call, "cancelled", None)
             raise
-        if type(outcome) is not Answer:
-            return self._finished(self._default_or_raise(call, outcome, args, kwargs), "default_result of ")
-        try:
-            value = self._finished(outcome.value)
-        except ConfigError as error:
-            self._report(call, "failed", error)
-            raise
-        self._report(call, "ok", None)
+        if type(outcome) is Answer:
+            self._report(call, "ok", None)
+            return outcome.value
+        value = self._default_or_raise(call, outcome, args, kwargs)
+        if isinstance(value, UNFINISHED):
+            raise unfinished(value, f"default_result of {self.name}()")
         return value
-
-    def _finished(self, value: Any, whose: str = "") -> Any:
-        """Return what a blocking function returned. Raise ``ConfigError`` if its work would begin only after the call, without limits."""
-        if not isinstance(value, _UNFINISHED):
-            return value
-        if isinstance(value, Coroutine | Generator):
-            value.close()  # nobody will await it
-        raise ConfigError(
-            f"{whose}{self.name}() is not an async function, but returned a {type(value).__name__}, so no limit, retry or time limit would "
-            "apply to its work; decorate an async function that awaits this work and returns its result"
-        )
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Callable[[], Any]]:
         options, key = self.options, None
@@ -273,15 +257,15 @@ class ScheduledFunction(Function):
     def stats(self) -> ScheduleStats:
         with self.engine.lock:
             keys, limit = self.keys.values(), self.engine.scheduler.limit
-            rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
+            rates = [state.limit for state in keys if state.limit is not None]
             return ScheduleStats(
-                **{name: getattr(self.counters, name) for name in FunctionCounters.__slots__},
+                **vars(self.counters),
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
                 limit=None if limit == inf else int(limit),
                 rate=min(rates, default=self.options.limit_size),
                 keys=len(keys),
-                open_circuits=sum(state.breaker is not None and not state.breaker.is_closed for state in keys),
+                open_circuits=sum(state.opened_at > -inf for state in keys),
                 p50=self.quantiles.at(0.5),
                 p95=self.quantiles.at(0.95),
                 p99=self.quantiles.at(0.99),

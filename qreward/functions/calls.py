@@ -39,11 +39,11 @@ def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailur
     wait = None if overload is None else overload.retry_after
     try:
         again = is_retried(error, options)
-    except Exception as raised:
+        covered = again is not False
+        if covered and again is not True:
+            again, wait = True, max(0.0, float(again))  # also for NaN
+    except Exception as raised:  # by the user's function
         return CallFailure(raised, again=False)
-    covered = again is not False
-    if covered and again is not True:
-        again, wait = True, max(0.0, float(again))  # also for NaN
     if overload is not None and overload.should_retry is False:  # the server forbids a retry
         again = False
     if wait is not None and not waits:

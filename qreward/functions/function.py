@@ -298,17 +298,15 @@ def engine_of(pool: str | None) -> Engine[CallScheduler]:
 def _begin_again(_: object) -> object:
     """Give all functions new engines and no keys in a forked child, where the threads and calls of the parent do not exist."""
     global _naming
-    _naming, names, inherited = threading.Lock(), {engine: name for name, engine in _NAMED.items()}, list(_ENGINES)
+    _naming, inherited = threading.Lock(), list(_ENGINES)
     _NAMED.clear()
     _ENGINES.clear()
-    for old in inherited:
-        engine = engine_of(names.get(old))
-        for function in old.scheduler.functions:
-            assert isinstance(function, ScheduledFunction)
-            function.engine = engine
-            function.keys.clear()
-            function.clear()
-            engine.scheduler.add(function)
+    for function in [function for engine in inherited for function in engine.scheduler.functions]:
+        assert isinstance(function, ScheduledFunction)
+        function.engine = engine_of(function.config.pool)
+        function.keys.clear()
+        function.clear()
+        function.engine.scheduler.add(function)
     return inherited
 
 

@@ -71,8 +71,8 @@ class Call:
     options: Any  # the settings of the function when the call was made, with the names of ``ScheduleConfig``
     waiter: Any  # the waiter to which the engine delivers the outcome
     paced: bool = True  # False: tries do not wait for rate limits and before retries, and there are no hedges
-    notes: list[tuple[float, str]] | None = None  # the decisions about the call with their times, or None if decisions are not logged
     key_state: KeyState = field(init=False)  # set on submission
+    notes: list[tuple[float, str]] | None = None  # the decisions about the call with their times, or None if decisions are not logged
     order: tuple[float, int] = (0.0, 0)  # sort key, smaller first: the arrival time plus some seconds per priority level, and the number
     number: int = 0
     state: TaskState = TaskState.NEW
@@ -91,10 +91,6 @@ class Call:
     retry_at: float = inf  # when the next retry is due
     hedge_at: float = inf  # when the next hedge is due
 
-    def __post_init__(self) -> None:
-        if self.options.debug:
-            self.notes = []
-
     @property
     def name(self) -> str:
         return f"{self.function.name}()" + (f" for the key {self.key!r}" if self.function.keyed else "")
@@ -108,9 +104,9 @@ class Call:
         """Whether another try is due at a certain time, or waits in the queue."""
         return self.retry_at < inf or self in self.key_state.queue
 
-    def note(self, now: float, text: str) -> None:
+    def note(self, now: float, text: str, *values: object) -> None:
         if self.notes is not None:
-            self.notes.append((now, text))
+            self.notes.append((now, text % values))
 
 
 class Function:
@@ -182,6 +178,8 @@ class CallScheduler:
         call.order = (now + call.options.priority * AGEING if call.paced else -inf), self._numbers
         if call.options.timeout is not None:
             call.deadline = now + call.options.timeout
+        if call.options.debug:
+            call.notes = []
         if not state.admits(now, call):
             self._refuse(now, call)
         elif self._may_start(now, call):
@@ -279,10 +277,11 @@ class CallScheduler:
         """Let a call wait for its next try in the queue of its key."""
         state = call.key_state
         if call.notes is not None and not self._may_start(now, call):
-            if (ready := state.ready_at(call) - now) > 0:
-                call.note(now, f"waits for the rate limit: {ready:.3g} s, {len(state.queue)} in line")
+            seconds = state.ready_at(call) - now
+            if seconds > 0:
+                call.note(now, "waits for the rate limit: %.3g s, %d in line", seconds, len(state.queue))
             else:
-                call.note(now, f"waits for room: {self.inflight} of {self.limit:g} in flight")
+                call.note(now, "waits for room: %d of %g in flight", self.inflight, self.limit)
         state.queue.put(call, call.order)
         self._arrange(now, state)
 
@@ -340,7 +339,7 @@ class CallScheduler:
         elif call.begun:
             call.retries += 1
             counters.retries += 1
-            call.note(now, f"retry {call.retries} of {options.retry_times}")
+            call.note(now, "retry %d of %d", call.retries, options.retry_times)
             self._plan_retry(now, call)
         else:
             call.sent_at = now
@@ -402,7 +401,7 @@ class CallScheduler:
             call.hedge_at = now + HEDGE_LATER
         else:
             call.function.hedges_left -= 1
-            call.note(now, f"hedge {call.hedges + 1}: no result after {now - next(iter(call.tried)).sent_at:.3g} s")
+            call.note(now, "hedge %d: no result after %.3g s", call.hedges + 1, now - next(iter(call.tried)).sent_at)
             self._start(now, call, hedge=True)
 
     # outcomes
@@ -419,8 +418,7 @@ class CallScheduler:
             return
         function.counters.ok += 1
         function.counters.hedges_won += attempt.hedge
-        if call.notes is not None:
-            call.note(now, f"done after {now - call.born:.3g} s")
+        call.note(now, "done after %.3g s", now - call.born)
         self._end(now, call, CancelReason.BEATEN)
         self.out.append((FINISH, call, answer, None, seconds))
 
@@ -431,7 +429,8 @@ class CallScheduler:
             call.streak = 0 if raised.overloaded else call.streak + 1
             if raised.wait is not None:
                 call.not_before = now + raised.wait
-            call.note(now, f"try {call.begun - len(call.tried)} failed after {now - attempt.sent_at:.3g} s: {type(raised.error).__name__}")
+            number, seconds, kind = call.begun - len(call.tried), now - attempt.sent_at, type(raised.error).__name__
+            call.note(now, "try %d failed after %.3g s: %s", number, seconds, kind)
         if raised.overloaded:  # this is no failure for the circuit breaker
             call.function.counters.overloaded += 1
             if raised.wait is not None and raised.wait < inf:
@@ -455,7 +454,7 @@ class CallScheduler:
         self._adapt(now, call, sent_at, None)
         if not state.failed(now, call):
             return
-        call.note(now, f"the circuit breaker opens for {state.options.circuit_breaker_recovery:g} s")
+        call.note(now, "the circuit breaker opens for %g s", state.options.circuit_breaker_recovery)
         waiting = [state.queue.take() for _ in range(len(state.queue))]
         self._arrange(now, state)
         for other in waiting:
@@ -505,7 +504,7 @@ class CallScheduler:
         if call.done:
             return
         call.function.counters.failed += 1
-        call.note(now, f"failed after {now - call.born:.3g} s: {type(error).__name__}")
+        call.note(now, "failed after %.3g s: %s", now - call.born, type(error).__name__)
         self._end(now, call, reason)
         self.out.append((FINISH, call, error, None, 0.0))
 

@@ -56,11 +56,6 @@ class Try:
     handle: Any = None  # used by the engine, for an asyncio task
     span: None = None
 
-    @property
-    def source(self) -> Call:
-        """What the engine names in an error."""
-        return self.task
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class Call:

@@ -96,9 +96,11 @@ class AimdLimit:
         if not options.adaptive_limit_min <= self.limit <= self._most:
             self._begin_round(self._since, self.limit)
 
-    def ended(self, now: float, sent_at: float, seconds: float | None) -> None:
-        """Record that a try succeeded after ``seconds``, or failed (None)."""
-        if sent_at < self._since:
+    def ended(self, now: float, sent_at: float, seconds: float | None, *, overloaded: bool = False) -> None:
+        """Record that a try succeeded after ``seconds``, or failed (None). After overload, the limit falls at once."""
+        if overloaded and sent_at >= self._fell_at:
+            self._fall(now)
+        if overloaded or sent_at < self._since:
             return
         self._ended += 1
         if seconds is None:
@@ -118,11 +120,6 @@ class AimdLimit:
             self._begin_round(now, max(self.limit + 1, round(self.limit * RISE)))
         else:
             self._begin_round(now, self.limit)
-
-    def overloaded(self, now: float, sent_at: float) -> None:
-        """Let the limit fall at once, unless the try started before the limit last fell."""
-        if sent_at >= self._fell_at:
-            self._fall(now)
 
     def _fall(self, now: float) -> None:
         self._fell_at = now

@@ -218,8 +218,7 @@ class CallScheduler:
         for call in due:
             if not call.done and now >= call.deadline:
                 self._time_out(now, call)
-        for call in due:
-            if not call.done and now >= call.retry_at:
+            elif not call.done and now >= call.retry_at:
                 self._retry(now, call)
         self._pump(now)
         for call in due:
@@ -459,14 +458,9 @@ class CallScheduler:
     def _adapt(self, now: float, call: Call, sent_at: float, seconds: float | None, *, overloaded: bool = False) -> None:
         """Record the end of a try in the adaptive limits of its key and of the pool: its seconds, or None if it failed."""
         for place in (call.key_state, self):
-            adaptive = place.adaptive
-            if adaptive is None:
-                continue
-            if overloaded:
-                adaptive.overloaded(now, sent_at)
-            else:
-                adaptive.ended(now, sent_at, seconds)
-            place.limit = adaptive.limit
+            if place.adaptive is not None:
+                place.adaptive.ended(now, sent_at, seconds, overloaded=overloaded)
+                place.limit = place.adaptive.limit
 
     def _time_out(self, now: float, call: Call) -> None:
         call.function.counters.timeouts += 1

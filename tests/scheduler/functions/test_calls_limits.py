@@ -103,17 +103,17 @@ def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
 
 def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
     limit = AimdLimit(32, TERMS)
-    limit.overloaded(1.0, 0.5)
+    limit.ended(1.0, 0.5, None, overloaded=True)
     assert limit.limit == 16
-    limit.overloaded(1.1, 0.9)
+    limit.ended(1.1, 0.9, None, overloaded=True)
     assert limit.limit == 16
-    limit.overloaded(2.0, 1.0)
+    limit.ended(2.0, 1.0, None, overloaded=True)
     assert limit.limit == 8, "what began at the same moment counts"
     limit.wanted = True
     for _ in range(8):
         limit.ended(3.0, 2.5, 0.1)
     assert limit.limit == 9
-    limit.overloaded(3.5, 2.5)
+    limit.ended(3.5, 2.5, None, overloaded=True)
     assert limit.limit == 4, "what began under a lower limit counts even more"
 
 

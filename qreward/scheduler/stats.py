@@ -72,11 +72,12 @@ class LatencyStats:
 
     def add(self, seconds: float) -> None:
         answers = self._answers = self._answers + 1
-        weight = 0.1 if answers > 11 else 1.0 / answers
-        self.mean += (seconds - self.mean) * weight
-        self.longest = max(FORGOTTEN * self.longest, seconds)
+        self.mean += (seconds - self.mean) * (0.1 if answers > 11 else 1.0 / answers)
+        self.longest *= FORGOTTEN
+        if seconds > self.longest:
+            self.longest = seconds
         self._quantiles.add(seconds)
-        if answers >= KNOWN and (answers % 32 == 0 or self.p99 is None):
+        if answers == KNOWN or answers % 32 == 0:
             self.p99 = self._quantiles.at(0.99)
             self.p5 = self._quantiles.at(0.05) or 0.0
 
@@ -144,9 +145,10 @@ class AnswerLengths:
         self._fresh = 0
         self.p99 = self.p999 = inf  # inf before a hundred answers
 
-    def add(self, length: float) -> None:
-        self._sizes.add(length)
-        self._fresh += 1
+    def add(self, lengths: list[float]) -> None:
+        for length in lengths:
+            self._sizes.add(length)
+        self._fresh += len(lengths)
         if self._fresh >= REFRESH:
             self._fresh = 0
             self._beyond = []

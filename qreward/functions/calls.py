@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
@@ -15,7 +15,7 @@ from qreward.codecs import rate_limit_headers
 from qreward.engine.background import SHARED
 from qreward.engine.driver import Engine, Single, runner_of
 from qreward.engine.portal import Portal, portal
-from qreward.errors import ClientClosed, ConfigError, QueueFull, RateLimited
+from qreward.errors import ClientClosed, QueueFull, RateLimited
 from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
@@ -108,20 +108,6 @@ def _overload_of_one(error: BaseException) -> Overload | None:
         own = getattr(error, "retry_after", None)
         seconds = rate_limit_headers.number(str(own)) if isinstance(own, int | float) else None
     return Overload(seconds, rate_limit_headers.should_retry(headers))
-
-
-UNFINISHED = (Awaitable, Generator, AsyncGenerator)
-"""What a blocking function may not return: work that begins when the caller awaits or iterates it."""
-
-
-def unfinished(value: Any, whose: str) -> ConfigError:
-    """Return the error for a blocking function that returned ``UNFINISHED`` work, to which no limit would apply."""
-    if isinstance(value, Coroutine | Generator):
-        value.close()  # nobody will await it
-    return ConfigError(
-        f"{whose} is not an async function, but returned a {type(value).__name__}, so no limit, retry or time limit would apply to its "
-        "work; decorate an async function that awaits this work and returns its result"
-    )
 
 
 Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
@@ -281,12 +267,9 @@ class BlockingCall:
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:
-            value = self._body()
+            return Answer(self._body())
         except BaseException as error:  # interrupts and exits too: the scheduler ends the call with them
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
-        if isinstance(value, UNFINISHED):
-            return CallFailure(unfinished(value, f"{attempt.task.function.name}()"), again=False)
-        return Answer(value)
 
     def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
         self._keep(self._change(self._engine.scheduler.event, attempt, outcome))

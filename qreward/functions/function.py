@@ -7,7 +7,7 @@ import inspect
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
-from qreward.functions.calls import UNFINISHED, AsyncCall, BlockingCall, is_retried, unfinished
+from qreward.functions.calls import AsyncCall, BlockingCall, is_retried
 from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
 from qreward.scheduler.functions import Call, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
@@ -112,6 +112,9 @@ class ScheduleStats:
     p99: float | None
 
 
+_UNFINISHED = (Awaitable, Generator, AsyncGenerator)
+"""What a blocking function may not return: work that begins when the caller awaits or iterates it."""
+
 _waiting_disabled = False
 
 
@@ -189,13 +192,26 @@ class ScheduledFunction(Function):
         except BaseException:
             self._report(call, "cancelled", None)
             raise
-        if type(outcome) is Answer:
-            self._report(call, "ok", None)
-            return outcome.value
-        value = self._default_or_raise(call, outcome, args, kwargs)
-        if isinstance(value, UNFINISHED):
-            raise unfinished(value, f"default_result of {self.name}()")
+        if type(outcome) is not Answer:
+            return self._finished(self._default_or_raise(call, outcome, args, kwargs), "default_result of ")
+        try:
+            value = self._finished(outcome.value)
+        except ConfigError as error:
+            self._report(call, "failed", error)
+            raise
+        self._report(call, "ok", None)
         return value
+
+    def _finished(self, value: Any, whose: str = "") -> Any:
+        """Return what a blocking function returned. Raise ``ConfigError`` if its work would begin only after the call, without limits."""
+        if not isinstance(value, _UNFINISHED):
+            return value
+        if isinstance(value, Coroutine | Generator):
+            value.close()  # nobody will await it
+        raise ConfigError(
+            f"{whose}{self.name}() is not an async function, but returned a {type(value).__name__}, so no limit, retry or time limit would "
+            "apply to its work; decorate an async function that awaits this work and returns its result"
+        )
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Callable[[], Any]]:
         options, key = self.options, None

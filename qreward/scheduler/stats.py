@@ -73,9 +73,7 @@ class LatencyStats:
     def add(self, seconds: float) -> None:
         answers = self._answers = self._answers + 1
         self.mean += (seconds - self.mean) * (0.1 if answers > 11 else 1.0 / answers)
-        self.longest *= FORGOTTEN
-        if seconds > self.longest:
-            self.longest = seconds
+        self.longest = max(FORGOTTEN * self.longest, seconds)
         self._quantiles.add(seconds)
         if answers == KNOWN or answers % 32 == 0:
             self.p99 = self._quantiles.at(0.99)

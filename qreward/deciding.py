@@ -12,7 +12,8 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import PROBE, Decide, DecisionInput, DecisionReply, Dialect
+from qreward.codecs.decisions import PROBE, Decide, DecisionReply, Dialect
+from qreward.codecs.questions import DecisionInput
 from qreward.decisions import AnswerTable, Decision, DecisionAnswer, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter

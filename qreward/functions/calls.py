@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -37,10 +37,13 @@ def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailur
     """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
     overload = overload_of(error)
     wait = None if overload is None else overload.retry_after
-    again = is_retried(error, options)
-    covered = again is not False
-    if covered and again is not True:
-        again, wait = True, max(0.0, float(again))  # also for NaN
+    try:
+        again = is_retried(error, options)
+        covered = again is not False
+        if covered and again is not True:
+            again, wait = True, max(0.0, float(again))  # also for NaN
+    except Exception as raised:  # by the user's function
+        return CallFailure(raised, again=False)
     if overload is not None and overload.should_retry is False:  # the server forbids a retry
         again = False
     if wait is not None and not waits:
@@ -69,16 +72,12 @@ def overload_of(error: BaseException) -> Overload | None:
     found: Overload | None = None
     link: BaseException | None = error
     for _ in range(LINKS):
-        if link is None:
+        if link is None or (found is not None and found.retry_after is not None):
             break
-        try:
+        with suppress(Exception):  # attributes of other libraries' exceptions may raise; the caller must see the original error
             overload = _overload_of_one(link)
-        except Exception:  # attributes of other libraries' exceptions may raise; the caller must see the original error
-            overload = None
-        if overload is not None:
-            if overload.retry_after is not None:
-                return overload
-            found = found or overload
+            if found is None or (overload is not None and overload.retry_after is not None):
+                found = overload
         link = link.__cause__
     return found
 
@@ -178,7 +177,7 @@ class AsyncCall(Single):
 
 
 class BlockingCall:
-    """Runs the tries of one blocking call, and receives its outcome."""
+    """Runs the tries of one blocking call, in the caller's thread (``inline``) or in worker threads, and receives its outcome."""
 
     __slots__ = ("_body", "_context", "_engine", "_inbox", "_next", "_outcome")
 
@@ -197,6 +196,7 @@ class BlockingCall:
 
     def result(self, call: Call) -> Answer | BaseException:
         """Submit the call and wait for its outcome. If the caller is interrupted, the tries of the call are given up."""
+        attempt: Try | None = None
         try:
             wake = self._change(self._engine.scheduler.submit, call)
             if wake is not None or self._inbox.empty():  # it waits
@@ -205,18 +205,15 @@ class BlockingCall:
                 attempt, self._next = self._next, None
                 if attempt is None:
                     _time.take(self._inbox, self._engine)
-                    continue
-                try:
-                    outcome = self._run(attempt)
-                except BaseException:  # KeyboardInterrupt or SystemExit
-                    self._ended(attempt, CANCELLED)
-                    raise
-                self._ended(attempt, outcome)
+                else:
+                    self._ended(attempt, self._run(attempt))
+                    attempt = None
         finally:
             if not call.done:
                 self._change(self._engine.scheduler.withdraw, [call])
-            if self._next is not None:
-                self._ended(self._next, CANCELLED)
+            for left in (attempt, self._next):
+                if left is not None:
+                    self._ended(left, CANCELLED)
         return self._outcome
 
     def post(self, command: Command) -> None:
@@ -255,31 +252,23 @@ class BlockingCall:
             self._inbox.put(None)
             if attempt.cancel_reason is not None:  # the caller may have left before another thread started the try
                 self._ended(attempt, CANCELLED)
-        elif not _time.run(partial(self._run_in_worker, self._context.copy(), attempt)):
-            if len(attempt.task.tried) > 1:  # a further try without a thread does not fail the call
-                self._ended(attempt, CANCELLED)
-                return
-            error = QueueFull(
-                "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
-            )
-            self._ended(attempt, CallFailure(error, again=False))
-
-    def _run_in_worker(self, context: Context, attempt: Try) -> Callable[[], None]:
-        """Run the function once in a worker thread."""
-        try:
-            outcome = context.run(self._run, attempt)
-        except BaseException as error:  # for example SystemExit: must end the call, not the worker
-            outcome = CallFailure(error, again=False)
-        return partial(self._ended, attempt, outcome)
+            return
+        context = self._context.copy()
+        if _time.run(lambda: partial(self._ended, attempt, context.run(self._run, attempt))):
+            return
+        if len(attempt.task.tried) > 1:  # a further try without a thread does not fail the call
+            self._ended(attempt, CANCELLED)
+            return
+        why = "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
+        self._ended(attempt, CallFailure(QueueFull(why), again=False))
 
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
+        """Run the function once."""
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:
             return Answer(self._body())
-        except ENDINGS:
-            raise
-        except BaseException as error:
+        except BaseException as error:  # interrupts and exits too: the scheduler ends the call with them
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
 
     def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:

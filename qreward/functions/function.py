@@ -23,7 +23,7 @@ from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
 from qreward.functions.calls import AsyncCall, BlockingCall, is_retried
 from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
-from qreward.scheduler.functions import Call, CallScheduler, Function, FunctionCounters
+from qreward.scheduler.functions import Call, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
 
 log = logging.getLogger("qreward.schedule")
@@ -273,15 +273,15 @@ class ScheduledFunction(Function):
     def stats(self) -> ScheduleStats:
         with self.engine.lock:
             keys, limit = self.keys.values(), self.engine.scheduler.limit
-            rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
+            rates = [state.limit for state in keys if state.limit is not None]
             return ScheduleStats(
-                **{name: getattr(self.counters, name) for name in FunctionCounters.__slots__},
+                **vars(self.counters),
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
                 limit=None if limit == inf else int(limit),
                 rate=min(rates, default=self.options.limit_size),
                 keys=len(keys),
-                open_circuits=sum(state.breaker is not None and not state.breaker.is_closed for state in keys),
+                open_circuits=sum(state.opened_at > -inf for state in keys),
                 p50=self.quantiles.at(0.5),
                 p95=self.quantiles.at(0.95),
                 p99=self.quantiles.at(0.99),
@@ -314,17 +314,15 @@ def engine_of(pool: str | None) -> Engine[CallScheduler]:
 def _begin_again(_: object) -> object:
     """Give all functions new engines and no keys in a forked child, where the threads and calls of the parent do not exist."""
     global _naming
-    _naming, names, inherited = threading.Lock(), {engine: name for name, engine in _NAMED.items()}, list(_ENGINES)
+    _naming, inherited = threading.Lock(), list(_ENGINES)
     _NAMED.clear()
     _ENGINES.clear()
-    for old in inherited:
-        engine = engine_of(names.get(old))
-        for function in old.scheduler.functions:
-            assert isinstance(function, ScheduledFunction)
-            function.engine = engine
-            function.keys.clear()
-            function.clear()
-            engine.scheduler.add(function)
+    for function in [function for engine in inherited for function in engine.scheduler.functions]:
+        assert isinstance(function, ScheduledFunction)
+        function.engine = engine_of(function.config.pool)
+        function.keys.clear()
+        function.clear()
+        function.engine.scheduler.add(function)
     return inherited
 
 

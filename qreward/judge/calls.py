@@ -14,8 +14,9 @@ import msgspec
 from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure
-from qreward.codecs.decisions import Decide, DecisionInput, DecisionReply, valid_input
+from qreward.codecs.decisions import Decide, DecisionReply
 from qreward.codecs.error_body import one_line
+from qreward.codecs.questions import DecisionInput, valid_input
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import (

@@ -1,14 +1,78 @@
-"""The limits of one key or pool of functions: an adaptive limit, an exact rate limit, and a circuit breaker."""
+"""The state of one key of a function: the calls that wait, the rate limit, the circuit breaker; and the adaptive limit."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-FALL, RISE = 0.5, 1.1
-"""``FALL``: factor on an adaptive limit when it falls. ``RISE``: factor on the limit when it rises; the limit rises by at least 1."""
+T = TypeVar("T")
+
+SWEEP = 64  # number of empty entries that a heap may hold, in addition to one entry for each item, before all empty entries are deleted
+MEMORY = 60.0  # seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit
+FALL, RISE = 0.5, 1.1  # factors on an adaptive limit when it falls and when it rises; it rises by at least 1
 LEAST_ROUND = 5  # minimum number of tries that must have ended before an adaptive limit is evaluated
+
+
+class IndexedHeap(Generic[T]):
+    """Keeps items ordered by rank, each item once. Items of equal rank are in the order in which they were put."""
+
+    __slots__ = ("_entries", "_heap", "_pushes")
+
+    def __init__(self) -> None:
+        self._heap: list[list[Any]] = []  # rank, a serial number so that items are never compared, and the item or None
+        self._entries: dict[T, list[Any]] = {}
+        self._pushes = 0
+
+    def put(self, item: T, rank: Any) -> None:
+        entry = self._entries.get(item)
+        if entry is not None:
+            if entry[0] == rank:
+                return
+            entry[2] = None
+        self._pushes += 1
+        entry = self._entries[item] = [rank, self._pushes, item]
+        heappush(self._heap, entry)
+        self._sweep()
+
+    def drop(self, item: T) -> None:
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            entry[2] = None  # so that the removed item can be garbage collected
+            self._sweep()
+
+    def first(self) -> T | None:
+        heap = self._heap
+        while heap:
+            item: T | None = heap[0][2]
+            if item is not None:
+                return item
+            heappop(heap)
+        return None
+
+    def rank(self) -> Any:
+        """Return the rank of the first item, or inf."""
+        return inf if not self._heap or self.first() is None else self._heap[0][0]
+
+    def take(self) -> T:
+        item = self.first()
+        assert item is not None
+        heappop(self._heap)
+        del self._entries[item]
+        return item
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _sweep(self) -> None:
+        if len(self._heap) > 2 * len(self._entries) + SWEEP:
+            self._heap = list(self._entries.values())
+            heapify(self._heap)
 
 
 class AimdLimit:
@@ -18,135 +82,170 @@ class AimdLimit:
     settings ``adaptive_*`` of ``ScheduleConfig``, and ``most`` is another upper bound.
     """
 
-    __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "limit", "options", "wanted")
+    __slots__ = ("_ended", "_failed", "_fell_at", "_most", "_seconds", "_since", "limit", "options", "wanted")
 
-    def __init__(self, start: float, options: Any, most: float = inf) -> None:
-        self.limit = 0
+    def __init__(self, start: int, options: Any, most: float = inf) -> None:
+        self.limit: Any = start
         self._fell_at = self._since = -inf
-        self._exact = start
-        self._bounds = (0.0, 0.0)
         self.follow(options, most)
+        self._begin_round(-inf, start)
 
     def follow(self, options: Any, most: float = inf) -> None:
         """Use other options. The limit is kept as far as the new bounds allow."""
-        self.options = options
-        bounds = options.adaptive_limit_min, min(options.adaptive_limit_max, most)
-        if bounds != self._bounds:
-            self._bounds = bounds
-            self._begin_round(self._since, self._exact)
+        self.options, self._most = options, min(options.adaptive_limit_max, most)
+        if not options.adaptive_limit_min <= self.limit <= self._most:
+            self._begin_round(self._since, self.limit)
 
-    def ended(self, now: float, sent_at: float, seconds: float | None) -> bool:
-        """Record that a try succeeded after ``seconds``, or failed (None). As ``overloaded``, returns True if the limit has changed."""
-        if sent_at < self._since:
-            return False
+    def ended(self, now: float, sent_at: float, seconds: float | None, *, overloaded: bool = False) -> None:
+        """Record that a try succeeded after ``seconds``, or failed (None). After overload, the limit falls at once."""
+        if overloaded and sent_at >= self._fell_at:
+            self._fall(now)
+        if overloaded or sent_at < self._since:
+            return
+        self._ended += 1
         if seconds is None:
             self._failed += 1
         else:
-            self._ok += 1
             self._seconds += seconds
-        ended = self._ok + self._failed
-        if ended < max(LEAST_ROUND, self.limit):
-            return False
-        errors, most_errors, slow = self._failed / ended, self.options.adaptive_error_threshold, self.options.adaptive_latency_threshold
-        if errors > most_errors or (slow is not None and self._ok and self._seconds / self._ok > slow):
-            return self._fall(now)
-        rise = self.wanted and errors <= most_errors / 2
-        return self._begin_round(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
+        if self._ended < max(LEAST_ROUND, self.limit):
+            return
+        errors, most_errors, slow = (
+            self._failed / self._ended,
+            self.options.adaptive_error_threshold,
+            self.options.adaptive_latency_threshold,
+        )
+        if errors > most_errors or (slow is not None and self._seconds > slow * (self._ended - self._failed)):
+            self._fall(now)
+        elif self.wanted and errors <= most_errors / 2:
+            self._begin_round(now, max(self.limit + 1, round(self.limit * RISE)))
+        else:
+            self._begin_round(now, self.limit)
 
-    def overloaded(self, now: float, sent_at: float) -> bool:
-        """Let the limit fall at once, unless the try started before the limit last fell."""
-        return sent_at >= self._fell_at and self._fall(now)
-
-    def _fall(self, now: float) -> bool:
+    def _fall(self, now: float) -> None:
         self._fell_at = now
-        return self._begin_round(now, self._exact * FALL)
+        self._begin_round(now, int(self.limit * FALL))
 
-    def _begin_round(self, now: float, limit: float) -> bool:
-        least, most = self._bounds
-        before = self.limit
-        self._exact = min(max(limit, least), most)
-        self.limit = int(self._exact)
-        self._ok = self._failed = 0
+    def _begin_round(self, now: float, limit: float) -> None:
+        limit = min(max(limit, self.options.adaptive_limit_min), self._most)
+        if limit != self.limit:
+            self.limit, self._since = limit, now
+        self._ended = self._failed = 0
         self._seconds = 0.0
         self.wanted = False  # a call had to wait for the limit since, so a higher limit would help
-        if self.limit != before:
-            self._since = now
-        return self.limit != before
 
 
-class SlidingWindowLimit:
-    """Allows at most ``size`` starts in any half-open interval of ``window`` seconds. Both may be changed; earlier starts still count."""
-
-    __slots__ = ("_starts", "size", "window")
-
-    def __init__(self, size: int, window: float) -> None:
-        self.size = size
-        self.window = window
-        self._starts: deque[float] = deque()
-
-    @property
-    def ready_at(self) -> float:
-        """Earliest time at which the next try may start. If the time has passed, the next try may start now."""
-        starts = self._starts
-        return starts[len(starts) - self.size] + self.window if len(starts) >= self.size else -inf
-
-    @property
-    def clear_at(self) -> float:
-        """Time after which past starts no longer count."""
-        return self._starts[-1] + self.window if self._starts else -inf
-
-    def take(self, now: float) -> None:
-        starts, window = self._starts, self.window
-        starts.append(now)
-        while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
-            starts.popleft()
+def adapted(adaptive: AimdLimit | None, options: Any, start: Any, most: float) -> AimdLimit | None:
+    """Return an adaptive limit that follows other options; None if they are None."""
+    if options is None or adaptive is None:
+        return None if options is None else AimdLimit(start, options, most)
+    adaptive.follow(options, most)
+    return adaptive
 
 
-class Breaker:
-    """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight."""
+@dataclass(slots=True, eq=False, repr=False)
+class KeyState:
+    """One key of a function: its waiting calls, its rate limit and its circuit breaker (Nygard, "Release It!", 2007).
 
-    __slots__ = ("_opened_at", "failures", "probe", "recovery", "threshold")
+    The rate limit allows ``limit`` starts in any half-open interval of ``limit_window`` seconds. The circuit breaker is closed, open until
+    a time, or half-open: then one call, the probe, is tried, and its outcome decides.
+    """
 
-    def __init__(self) -> None:
-        self.threshold: int  # failures in a row that open the breaker
-        self.recovery: float  # seconds for which it stays open
-        self.failures = 0  # in a row
-        self.probe: object = None  # the call whose outcome decides while the breaker is half-open
-        self._opened_at = -inf
+    options: Any  # the present settings of the function, with the names of ``ScheduleConfig``
+    queue: IndexedHeap[Any] = field(default_factory=IndexedHeap)  # calls that wait for the rate limit or for a free slot
+    calls: int = 0  # those that have not ended
+    inflight: int = 0  # tries in flight
+    used_at: float = -inf  # when a try last started or ended
+    closed_until: float = -inf  # end of the cooldown after an overload error that carried a wait
+    starts: deque[float] | None = None  # those that count for the rate limit; None without a rate limit
+    limit: Any = None  # the rate limit now
+    adaptive: AimdLimit | None = None
+    failures: int = 0  # in a row
+    opened_at: float = -inf  # when the circuit breaker opened; -inf while it is closed
+    probe: object = None
+
+    def __post_init__(self) -> None:
+        self.follow(self.options)
+
+    def reset(self, options: Any) -> None:
+        self.closed_until, self.starts, self.adaptive = -inf, None, None
+        self.close_circuit()
+        self.follow(options)
+
+    def follow(self, options: Any) -> None:
+        self.options = options
+        size = options.limit_size
+        self.starts = None if size is None else self.starts or deque()
+        self.adaptive = adapted(self.adaptive, options if options.adaptive_limit and size is not None else None, size, size)
+        self.limit = size if self.adaptive is None else self.adaptive.limit
+        if options.circuit_breaker_threshold is None:
+            self.close_circuit()
+
+    # rate limit
+
+    def ready_at(self, call: Any) -> float:
+        """Return the earliest time at which the key allows a try of a call. If the time has passed, the try is allowed now."""
+        starts = self.starts
+        if starts is None or len(starts) < self.limit or not call.paced:
+            return self.closed_until
+        ready: float = starts[len(starts) - self.limit] + self.options.limit_window
+        return max(self.closed_until, ready)
+
+    def begin(self, now: float) -> None:
+        """Record that a try begins."""
+        self.inflight += 1
+        self.used_at = now
+        starts = self.starts
+        if starts is not None:
+            starts.append(now)
+            window = self.options.limit_window
+            while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
+                starts.popleft()
+
+    # circuit breaker
+
+    def close_circuit(self) -> None:
+        self.failures, self.opened_at, self.probe = 0, -inf, None
 
     @property
     def open_until(self) -> float:
-        """No call is allowed before this time; -inf while closed."""
-        return self._opened_at + self.recovery
-
-    @property
-    def is_closed(self) -> bool:
-        return self._opened_at == -inf
+        """Before this time, the circuit breaker allows no call; -inf while it is closed."""
+        recovery: float = self.options.circuit_breaker_recovery
+        return self.opened_at + recovery
 
     def trusts(self, call: object) -> bool:
-        """Return whether the breaker is closed, or the call is its probe."""
-        return self._opened_at == -inf or self.probe is call
+        """Return whether the circuit breaker is closed, or the call is its probe. The tries of all other calls began before it opened."""
+        return self.opened_at == -inf or self.probe is call
 
     def admits(self, now: float, call: object) -> bool:
-        """Return whether a call may be tried. It may become the probe, so its end must be reported by :meth:`over`."""
-        if self.probe is None and self._opened_at > -inf and now >= self.open_until:
+        """Return whether the circuit breaker allows a try of a call. The first call after the recovery time becomes the probe."""
+        if self.opened_at > -inf and self.probe is None and now >= self.open_until:
             self.probe = call
-        return self.trusts(call)
-
-    def ok(self, call: object) -> None:
-        """Record that a try succeeded. While the breaker is not closed, only the probe counts; all other tries started before it opened."""
-        if self.trusts(call):
-            self.failures, self._opened_at, self.probe = 0, -inf, None
+        return self.opened_at == -inf or self.probe is call
 
     def failed(self, now: float, call: object) -> bool:
-        """Record that a try failed. Returns True if this failure opens the breaker."""
-        self.failures += 1
-        if not self.trusts(call) or (self.probe is None and self.failures < self.threshold):
+        """Count a failed try. Returns True if it opens the circuit breaker."""
+        threshold = self.options.circuit_breaker_threshold
+        if threshold is None:
             return False
-        self._opened_at, self.probe = now, None
+        self.failures += 1
+        if not self.trusts(call) or (self.probe is None and self.failures < threshold):
+            return False
+        self.opened_at, self.probe = now, None
         return True
 
-    def over(self, call: object) -> None:
-        """Record that a call has ended. If it is the probe, and has neither succeeded nor failed, another call may become the probe."""
-        if self.probe is call:
-            self.probe = None
+    # end of use
+
+    @property
+    def idle(self) -> bool:
+        return not self.calls and not self.inflight
+
+    def clear_at(self) -> float:
+        """Return the time after which the key can be dropped without losing state that is needed; inf while the key is in use."""
+        if not self.idle:
+            return inf
+        at = self.closed_until
+        if self.starts:
+            at = max(at, self.starts[-1] + self.options.limit_window)
+        if self.failures:
+            at = max(at, self.used_at + MEMORY, self.open_until + MEMORY)
+        return at if self.adaptive is None else max(at, self.used_at + MEMORY)

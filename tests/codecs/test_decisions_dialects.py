@@ -24,13 +24,11 @@ from qreward.codecs.decisions import (
     TAKE_ALL,
     VLLM,
     Decide,
-    DecisionInput,
     Dialect,
     GenerativeScoringDialect,
     OpenAIDialect,
-    as_text,
-    unique_names,
 )
+from qreward.codecs.questions import DecisionInput, as_text, unique_names
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.policies import Endpoint

@@ -6,7 +6,8 @@ from deciding_tools import MODEL, questions
 
 from qreward import AttemptRecord, BadRequest, InvalidResponse, QRewardError, RateLimited, Usage
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import Decide, DecisionInput, DecisionReply
+from qreward.codecs.decisions import Decide, DecisionReply
+from qreward.codecs.questions import DecisionInput
 from qreward.deciding import divided, joined, smaller
 from qreward.decisions import AnswerTable
 

@@ -175,3 +175,14 @@ def test_calls_that_ended_while_the_loop_was_held_use_up_no_hedges_of_calls_that
     outcome = kind.run(behave, calls, hold, hedged_request_time=0.3)
     assert max(end.at for end in outcome.calls) < 1.0 + 0.3 + 0.1 + 2 * SLACK
     assert (outcome.stats.hedges, outcome.stats.tries) == (20, 340) == (20, len(outcome.starts))
+
+
+@both
+def test_a_function_of_the_exception_that_raises_ends_the_call_with_what_it_raised(kind: Any) -> None:
+    def retried(error: Exception) -> bool:
+        raise KeyError("mine")
+
+    for settings in ({}, {"timeout": 60.0}):
+        outcome = kind.run(fails(9), at_times([0]), retry_times=5, exception_types=retried, **settings)
+        assert (outcome.errors, len(outcome.starts)) == (["KeyError"], 1), settings
+        assert isinstance(outcome.calls[0].error.__context__, ConnectionError)

@@ -11,7 +11,8 @@ from math import inf
 from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions import HEDGES_AT_ONCE, SWEEP, Call, CallFailure, CallScheduler, Function, IndexedHeap, KeyState
+from qreward.scheduler.function_limits import SWEEP, IndexedHeap, KeyState
+from qreward.scheduler.functions import HEDGES_AT_ONCE, Call, CallFailure, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import Attempt, CancelReason
@@ -132,8 +133,7 @@ class Watch:
             self._failures[call] if call.options.groups.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
         )
         assert self._begun[call] - self._hedges[call] <= 1 + min(call.options.groups.retries, paid), "too many retries"
-        breaker = call.key_state.breaker
-        assert breaker is None or breaker.trusts(call), "a call is tried although the breaker is open"
+        assert call.key_state.trusts(call), "a call is tried although the breaker is open"
         self.live[attempt] = None
         self.inflight[where] += 1
         self.sends.append((now, attempt))
@@ -178,7 +178,7 @@ class Watch:
         self.trace.append((now, "finish", call.number, type(outcome).__name__, str(outcome) if isinstance(outcome, Exception) else ""))
         assert isinstance(outcome, Answer) or not seconds
         if isinstance(outcome, CircuitOpen):
-            assert call.key_state.breaker is not None
+            assert call.key_state.options.circuit_breaker_threshold is not None
             assert not self._failures[call]
         whys = {attempt.cancel_reason for attempt in self.live if attempt.task is call}
         if isinstance(outcome, RequestTimeout):
@@ -199,11 +199,11 @@ class Watch:
         for attempt in sent:
             went = _call(attempt)
             for call in waiting:
-                only_room = call.key_state.rate_limit is None and call.key_state.closed_until <= now
+                only_room = call.key_state.starts is None and call.key_state.closed_until <= now
                 assert (
                     attempt.hedge
                     or not (call.key_state is went.key_state or only_room)
-                    or went.rank <= call.rank
+                    or went.order <= call.order
                     or not went.options.groups.paced
                 ), "somebody was overtaken"
 
@@ -223,8 +223,8 @@ class Watch:
         for function in self.functions:
             for key, key_state in function.keys.items():
                 assert key_state.inflight == self.inflight[function, key]
-                if key_state.rate_limit is not None:
-                    assert key_state.rate_limit.size <= function.options.groups.rate.size  # type: ignore[union-attr]
+                if key_state.starts is not None:
+                    assert key_state.limit <= function.options.groups.rate.size  # type: ignore[union-attr]
             assert function.hedges_left >= 0
         timers = self.scheduler._timers
         assert len(timers) == sum(call in timers for call in self.open), "the timers hold something dead, or lost something"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from calls_driver import AT_ONCE, Breaking, Driver, Pause, Rate
@@ -12,9 +13,8 @@ from qreward.scheduler.functions import Function
 
 
 def state(function: Function, key: object = None) -> str:
-    breaker = function.keys[key].breaker
-    assert breaker is not None
-    return "closed" if breaker.is_closed else "open" if breaker.probe is None else "half-open"
+    found = function.keys[key]
+    return "closed" if found.opened_at == -inf else "open" if found.probe is None else "half-open"
 
 
 def opened(threshold: int = 1, recovery: float = 10.0, **options: Any) -> tuple[Driver, Function]:

@@ -10,7 +10,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions import SWEEP, IndexedHeap
+from qreward.scheduler.function_limits import SWEEP, IndexedHeap
 
 moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
 
@@ -22,7 +22,7 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
     for turn, (what, thing, rank, number) in enumerate(steps):
         name = str(thing)
         if what == "put":
-            heap.put(name, rank, number)
+            heap.put(name, (rank, number))
             if model.get(name, ())[:2] != (rank, number):
                 model[name] = rank, number, turn
         elif what == "drop":
@@ -33,7 +33,7 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
             assert heap.take() == first
             del model[first]
         assert heap.first() == min(model, key=model.__getitem__, default=None)
-        assert heap.rank() == min((place[0] for place in model.values()), default=inf)
+        assert heap.rank() == min((place[:2] for place in model.values()), default=inf)
         assert len(heap) == len(model)
         assert {str(name) for name in range(8) if str(name) in heap} == model.keys()
     assert [heap.take() for _ in range(len(heap))] == sorted(model, key=model.__getitem__)
@@ -41,13 +41,13 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
     assert heap.first() is None
 
 
-def test_items_of_equal_rank_go_by_number_and_then_in_the_order_in_which_they_came() -> None:
+def test_items_of_equal_rank_go_in_the_order_in_which_they_came() -> None:
     heap: IndexedHeap[str] = IndexedHeap()
-    for item, number in (("a", 1), ("b", 0), ("c", 0)):
-        heap.put(item, 1.0, number)
+    for item, rank in (("a", 1.5), ("b", 1.0), ("c", 1.0)):
+        heap.put(item, rank)
     heap.put("b", 1.0)
     assert heap.first() == "b", "putting it again where it is changes nothing"
-    heap.put("b", 1.0, 2)
+    heap.put("b", 2.0)
     assert [heap.take() for _ in range(len(heap))] == ["c", "a", "b"]
 
 

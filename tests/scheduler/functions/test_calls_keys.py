@@ -10,7 +10,8 @@ import pytest
 from calls_driver import Adapting, Breaking, Driver, FunctionOptions, Rate
 
 from qreward.errors import CircuitOpen
-from qreward.scheduler.functions import FORGETS, MEMORY, Call, CallFailure, CallScheduler, Function
+from qreward.scheduler.function_limits import MEMORY
+from qreward.scheduler.functions import FORGETS, Call, CallFailure, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import SEND
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import inf
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.function_limits import LEAST_ROUND, AimdLimit, SlidingWindowLimit
-from qreward.scheduler.functions import adapted
+from qreward.functions.config import ScheduleConfig
+from qreward.scheduler.function_limits import LEAST_ROUND, AimdLimit, KeyState, adapted
 
 
 class Terms(NamedTuple):
@@ -71,22 +72,27 @@ def test_new_settings_apply_from_the_next_try_on_even_if_the_bounds_are_as_befor
     assert limit.limit == 1, "the least limit does not exceed what else is allowed"
 
 
+def after_each(limit: AimdLimit, count: int, now: float, sent_at: float, seconds: float | None) -> list[float]:
+    """The limit after each of so many equal ends of a try."""
+    found = []
+    for _ in range(count):
+        limit.ended(now, sent_at, seconds)
+        found.append(limit.limit)
+    return found
+
+
 def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
     limit = AimdLimit(32, TERMS)
-    assert [limit.ended(1.0, 0.0, None) for _ in range(32)] == [False] * 31 + [True], "it says that it has changed"
-    assert limit.limit == 16
-    assert not any(limit.ended(1.5, 0.9, None) for _ in range(100))
-    assert limit.limit == 16
+    assert after_each(limit, 32, 1.0, 0.0, None) == [32] * 31 + [16]
+    assert after_each(limit, 100, 1.5, 0.9, None) == [16] * 100
     for _ in range(100):
         limit.wanted = True
-        assert not limit.ended(1.5, 0.9, 0.1)
-    assert limit.limit == 16
+        assert after_each(limit, 1, 1.5, 0.9, 0.1) == [16]
     for _ in range(16):
         limit.ended(1.5, 1.0, None)
     assert limit.limit == 8, "what began at the same moment counts"
     limit.wanted = True
-    assert [limit.ended(2.0, 1.5, 0.1) for _ in range(8)] == [False] * 7 + [True]
-    assert limit.limit == 9
+    assert after_each(limit, 8, 2.0, 1.5, 0.1) == [8] * 7 + [9]
     for _ in range(9):
         limit.ended(3.0, 2.0, 0.1)
     assert limit.limit == 9
@@ -97,17 +103,18 @@ def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
 
 def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
     limit = AimdLimit(32, TERMS)
-    assert limit.overloaded(1.0, 0.5)
+    limit.ended(1.0, 0.5, None, overloaded=True)
     assert limit.limit == 16
-    assert not limit.overloaded(1.1, 0.9)
-    assert limit.overloaded(2.0, 1.0), "what began at the same moment counts"
-    assert limit.limit == 8
+    limit.ended(1.1, 0.9, None, overloaded=True)
+    assert limit.limit == 16
+    limit.ended(2.0, 1.0, None, overloaded=True)
+    assert limit.limit == 8, "what began at the same moment counts"
     limit.wanted = True
     for _ in range(8):
         limit.ended(3.0, 2.5, 0.1)
     assert limit.limit == 9
-    assert limit.overloaded(3.5, 2.5), "what began under a lower limit counts even more"
-    assert limit.limit == 4
+    limit.ended(3.5, 2.5, None, overloaded=True)
+    assert limit.limit == 4, "what began under a lower limit counts even more"
 
 
 def test_it_never_goes_above_what_is_set() -> None:
@@ -136,6 +143,14 @@ def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
     assert adapted(None, TERMS, 12.0, inf).limit == 12  # type: ignore[union-attr]
 
 
+def rate_limited(size: int, window: float) -> KeyState:
+    return KeyState(ScheduleConfig(limit_size=size, limit_window=window))
+
+
+def ready_at(key: KeyState) -> float:
+    return key.ready_at(SimpleNamespace(paced=True))
+
+
 gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 
 
@@ -143,29 +158,31 @@ gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 def test_in_no_half_open_window_are_more_than_size_starts_and_none_is_later_than_need_be(
     size: int, window: float, start: float, waits: list[float]
 ) -> None:
-    limit, now = SlidingWindowLimit(size, window), start
-    assert limit.clear_at == limit.ready_at == -inf
+    key, now = rate_limited(size, window), start
+    assert key.clear_at() == ready_at(key) == -inf
     starts: list[float] = []
     for wait in waits:
         now += wait
-        now = max(now, limit.ready_at)
+        now = max(now, ready_at(key))
         fewer = len(starts) < size
-        assert now >= limit.ready_at
+        assert now >= ready_at(key)
         assert fewer or starts[-size] + window <= now, "one too many"
-        assert fewer or limit.ready_at in (-inf, starts[-size] + window), "later than need be"
-        limit.take(now)
+        assert fewer or ready_at(key) in (-inf, starts[-size] + window), "later than need be"
+        key.begin(now)
+        key.inflight -= 1
         starts.append(now)
-        assert limit.clear_at == now + window
-        assert len(limit._starts) <= size, "more is remembered than is needed"
+        assert key.clear_at() == now + window
+        assert key.starts is not None
+        assert len(key.starts) <= size, "more is remembered than is needed"
 
 
 def test_another_size_counts_the_past_starts() -> None:
     """Starts at 0, 1, 2 and 3 s of at most four in ten seconds; the new size -> when the next try may start."""
     ready = {}
     for size in (6, 5, 4, 3, 2, 1):
-        limit = SlidingWindowLimit(4, 10.0)
+        key = rate_limited(4, 10.0)
         for now in (0.0, 1.0, 2.0, 3.0):
-            limit.take(now)
-        limit.size = size
-        ready[size] = limit.ready_at
+            key.begin(now)
+        key.follow(ScheduleConfig(limit_size=size, limit_window=10.0))
+        ready[size] = ready_at(key)
     assert ready == {6: -inf, 5: -inf, 4: 10.0, 3: 11.0, 2: 12.0, 1: 13.0}

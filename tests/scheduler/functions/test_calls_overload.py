@@ -77,9 +77,8 @@ def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_
     f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None), keyed=True)
     for call in [driver.call(f, "a") for _ in range(20)]:
         driver.fail(call)
-    limit = f.keys["a"].rate_limit
-    assert limit is not None
-    assert limit.size == 10
+    key = f.keys["a"]
+    assert key.limit == 10
     assert driver.scheduler.limit == float("inf")
     driver.wait(10.0)
     calls = [driver.call(f, "a") for _ in range(50)]
@@ -90,7 +89,7 @@ def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_
             driver.ok(call)
         driver.call(f, "a")
         driver.wait(0.25)
-    assert limit.size == 20
+    assert key.limit == 20
 
 
 def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> None:
@@ -98,13 +97,12 @@ def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> 
     f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
     (away, *calls) = driver.calls(20, f)
     driver.fail(away, wait=100.0, overloaded=True)
-    rate = f.keys[None].rate_limit
-    assert rate is not None
-    assert rate.size == 10, "it falls at once"
+    key = f.keys[None]
+    assert key.limit == 10, "it falls at once"
     driver.change(f, rate=Rate(20, 9.0))
-    assert rate.size == 10, "another window does not raise it"
+    assert key.limit == 10, "another window does not raise it"
     driver.change(f, rate=Rate(20, 10.0))
-    adaptive = f.keys[None].adaptive
+    adaptive = key.adaptive
     assert adaptive is not None
     driver.call(f)
     driver.wait(20.0)

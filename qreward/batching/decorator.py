@@ -7,9 +7,8 @@ import io
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import cached_property, wraps
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
-from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue, Results, Yields
 from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
@@ -30,77 +29,64 @@ BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches
 """Settings that may follow the function by position, as in ``batch(None, 16)``."""
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class CallSignature(NamedTuple):
-    """What a call passed that left some parameters out: the number of arguments by position, and the names of the others."""
-
-    positional: int
-    names: tuple[str, ...]
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Binder:
-    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch."""
+    """Binds the arguments of a call as the function declares them, and makes the arguments of a batch from those of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._signature = inspect.signature(function)
         parameters = list(self._signature.parameters.values())
-        self.bound = bound = bool(parameters) and parameters[0].name in RECEIVERS
-        if len(parameters) <= bound:
+        self.bound = bool(parameters) and parameters[0].name in RECEIVERS
+        if len(parameters) <= self.bound:
             raise TypeError(f"{name_of(self._function)} must have a parameter for the list of items")
-        fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
-        variadic = len(fixed) < len(parameters)
-        by_name = sorted(parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY)
-        self._whole = CallSignature(len(fixed) - len(by_name), tuple(by_name))
-        self._count = -1 if variadic or by_name else len(fixed)
-        self._lone = self._count == 1 + bound
+        by_position = all(parameter.kind in _BY_POSITION for parameter in parameters)
+        self._count = len(parameters) if by_position else -1  # number of arguments of a call that needs no binding
 
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter."""
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, Hashable]:
+        """Return the arguments of a call, and its form: which parameters it passes. Only calls of one form share a batch."""
         if not kwargs and len(args) == self._count:  # the usual case
-            return args, None
-        bound = self._signature.bind(*args, **kwargs)
-        passed = CallSignature(len(bound.args), tuple(sorted(bound.kwargs)))
-        if passed == (int(self.bound), ()):
+            return (args, kwargs), None
+        call = self._signature.bind(*args, **kwargs)
+        args, kwargs = call.args, call.kwargs
+        if len(args) == self.bound and not kwargs:
             raise TypeError(f"{name_of(self._function)} was called without an item")
-        values = *bound.args, *(bound.kwargs[name] for name in passed.names)
-        return (values, None) if passed == self._whole else ((*values, passed), passed)
+        whole = len(args) == self._count and not kwargs
+        return (args, kwargs), None if whole else (len(args), frozenset(kwargs))
 
-    def spread(self, rows: list[Any]) -> Any:
-        if self._lone:
-            column = [row[-1] for row in rows]
-            return self._function(rows[0][0], column) if self.bound else self._function(column)
-        passed = rows[0][-1]
-        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        if type(passed) is CallSignature:
-            columns.pop()
-        else:
-            passed = self._whole
+    def call(self, rows: list[Arguments]) -> Any:
+        """Call the function with a list for each parameter, except for the receiver."""
+        args, kwargs = rows[0]
+        columns: list[Any] = [list(column) for column in zip(*[values for values, _ in rows], strict=True)]
         if self.bound:
-            columns[0] = rows[0][0]
-        return self._function(*columns[: passed.positional], **dict(zip(passed.names, columns[passed.positional :], strict=True)))
+            columns[0] = args[0]
+        return self._function(*columns, **{name: [named[name] for _, named in rows] for name in kwargs})
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):
-    """The queue of a batched function, with the accessors of Ray Serve."""
-
-    def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
-        call = lambda rows: self._binder.spread(rows)  # noqa: E731, PLW0108 - the first call makes the binder
-        self._begin(BatchFunction(*state, call, first_of=lambda row: row[self._binder.bound]))
+    """The queue of a batched function, with the accessors of Ray Serve. The value of an item is the arguments of its call."""
 
     @cached_property
     def _binder(self) -> Binder:
         """Made by the first call, because an unpickled function may be incomplete before it."""
-        return Binder(self._function.function)
+        return Binder(self.function)
 
-    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Hashable, Any]:
-        """Return the values of a call, the key of calls that may share its batch, and the instance of a method."""
+    def call(self, values: list[Any]) -> Any:
+        return self._binder.call(values)
+
+    def first_of(self, value: Any) -> Any:
+        args, kwargs = value
+        return [*args, *kwargs.values()][self._binder.bound]
+
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, Hashable, Any]:
+        """Return the arguments of a call, the key of calls that may share its batch, and the instance of a method."""
         values, key = self._binder.values(args, kwargs)
         if not self._binder.bound:
             return values, key, None
-        instance = values[0]
+        instance = values[0][0]
         if type(instance).__weakrefoffset__:
             return values, key, instance
         return values, (id(instance), key), None  # such instances share a worker, but never a batch

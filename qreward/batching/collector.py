@@ -61,7 +61,7 @@ class KeyQueue:
 
     __slots__ = ("cost", "items", "key")
 
-    def __init__(self, key: Hashable) -> None:
+    def __init__(self, key: Any) -> None:
         self.key = key
         self.items: list[Any] = []
         self.cost = 0.0  # total cost of the items

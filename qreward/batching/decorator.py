@@ -12,11 +12,10 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, o
 from qreward.batching.queue import BatchQueue, Results, Yields
 from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
-from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
+from qreward.callables import FunctionKind, kind_of, show_keywords
 
 A = TypeVar("A")
 B = TypeVar("B")
-C = TypeVar("C")
 S = TypeVar("S")
 R = TypeVar("R")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -33,63 +32,52 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Binder:
-    """Binds the arguments of a call as the function declares them, and makes the arguments of a batch from those of its calls."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._signature = inspect.signature(function)
-        parameters = list(self._signature.parameters.values())
-        self.bound = bool(parameters) and parameters[0].name in RECEIVERS
-        if len(parameters) <= self.bound:
-            raise TypeError(f"{name_of(self._function)} must have a parameter for the list of items")
-        by_position = all(parameter.kind in _BY_POSITION for parameter in parameters)
-        self._count = len(parameters) if by_position else -1  # number of arguments of a call that needs no binding
-
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, Hashable]:
-        """Return the arguments of a call, and its form: which parameters it passes. Only calls of one form share a batch."""
-        if not kwargs and len(args) == self._count:  # the usual case
-            return (args, kwargs), None
-        call = self._signature.bind(*args, **kwargs)
-        args, kwargs = call.args, call.kwargs
-        if len(args) == self.bound and not kwargs:
-            raise TypeError(f"{name_of(self._function)} was called without an item")
-        whole = len(args) == self._count and not kwargs
-        return (args, kwargs), None if whole else (len(args), frozenset(kwargs))
-
-    def call(self, rows: list[Arguments]) -> Any:
-        """Call the function with a list for each parameter, except for the receiver."""
-        args, kwargs = rows[0]
-        columns: list[Any] = [list(column) for column in zip(*[values for values, _ in rows], strict=True)]
-        if self.bound:
-            columns[0] = args[0]
-        return self._function(*columns, **{name: [named[name] for _, named in rows] for name in kwargs})
-
-
 class DecoratedQueue(BatchQueue[Any, Any]):
     """The queue of a batched function, with the accessors of Ray Serve. The value of an item is the arguments of its call."""
 
     @cached_property
-    def _binder(self) -> Binder:
-        """Made by the first call, because an unpickled function may be incomplete before it."""
-        return Binder(self.function)
+    def _signature(self) -> tuple[inspect.Signature, bool, int]:
+        """The signature of the function, whether its first parameter is a receiver, and the number of arguments of a call that needs no
+        binding. Read by the first call, because an unpickled function may be incomplete before it."""
+        signature = inspect.signature(self.function)
+        parameters = list(signature.parameters.values())
+        bound = bool(parameters) and parameters[0].name in RECEIVERS
+        if len(parameters) <= bound:
+            raise TypeError(f"{self.name} must have a parameter for the list of items")
+        by_position = all(parameter.kind in _BY_POSITION for parameter in parameters)
+        return signature, bound, len(parameters) if by_position else -1
+
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, Hashable, Any]:
+        """Return the arguments of a call, the key of calls that may share its batch, and the instance of a method.
+
+        The key tells which parameters the call passes; None if it passes all of them by position.
+        """
+        signature, bound, count = self._signature
+        key: Hashable = None
+        if kwargs or len(args) != count:
+            call = signature.bind(*args, **kwargs)
+            args, kwargs = call.args, call.kwargs
+            if len(args) == bound and not kwargs:
+                raise TypeError(f"{self.name} was called without an item")
+            if kwargs or len(args) != count:
+                key = len(args), frozenset(kwargs)
+        if not bound:
+            return (args, kwargs), key, None
+        if type(args[0]).__weakrefoffset__:
+            return (args, kwargs), key, args[0]
+        return (args, kwargs), (id(args[0]), key), None  # such instances share a worker, but never a batch
 
     def call(self, values: list[Any]) -> Any:
-        return self._binder.call(values)
+        """Call the function with a list for each parameter, except for the receiver."""
+        args, kwargs = values[0]
+        columns: list[Any] = [list(column) for column in zip(*[positional for positional, _ in values], strict=True)]
+        if self._signature[1]:
+            columns[0] = args[0]
+        return self.function(*columns, **{name: [named[name] for _, named in values] for name in kwargs})
 
     def first_of(self, value: Any) -> Any:
         args, kwargs = value
-        return [*args, *kwargs.values()][self._binder.bound]
-
-    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, Hashable, Any]:
-        """Return the arguments of a call, the key of calls that may share its batch, and the instance of a method."""
-        values, key = self._binder.values(args, kwargs)
-        if not self._binder.bound:
-            return values, key, None
-        instance = values[0][0]
-        if type(instance).__weakrefoffset__:
-            return values, key, instance
-        return values, (id(instance), key), None  # such instances share a worker, but never a batch
+        return [*args, *kwargs.values()][self._signature[1]]
 
     def _get_max_batch_size(self) -> int:
         return self.settings.max_batch_size
@@ -168,8 +156,6 @@ class BatchDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
     @overload
-    def __call__(self, function: Callable[[list[A], list[B], list[C]], Yields[R]], /) -> Batched[[A, B, C], Stream[R]]: ...
-    @overload
     def __call__(self, function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
     @overload
     def __call__(self, function: Callable[[S, list[A], list[B]], Yields[R]], /) -> BatchedMethod[S, [A, B], Stream[R]]: ...
@@ -179,8 +165,6 @@ class BatchDecorator(Protocol):
     def __call__(self, function: Callable[[list[A]], Results[R]], /) -> Batched[[A], One[R]]: ...
     @overload
     def __call__(self, function: Callable[[list[A], list[B]], Results[R]], /) -> Batched[[A, B], One[R]]: ...
-    @overload
-    def __call__(self, function: Callable[[list[A], list[B], list[C]], Results[R]], /) -> Batched[[A, B, C], One[R]]: ...
     @overload
     def __call__(self, function: Callable[[S, list[A]], Results[R]], /) -> BatchedMethod[S, [A], One[R]]: ...
     @overload

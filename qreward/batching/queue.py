@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
@@ -238,15 +239,17 @@ class BatchQueue(BatchFunction, Generic[T, R]):
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
     """Close a worker in its event loop, and wait until it is closed or its event loop no longer runs."""
-    closing = worker.close(drain)
-    try:
-        closed = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(closing, worker.loop))
-    except RuntimeError:  # the event loop was closed in the meantime
-        closing.close()
-        return
-    while worker.loop.is_running() and not closed.done():  # the other event loop may be stopped at any time
-        await asyncio.wait([closed], timeout=LOOP_CHECK_INTERVAL)
-    closed.cancel()
+    closed: Future[None] = Future()
+
+    def begin() -> None:
+        task = worker.loop.create_task(worker.close(drain))
+        task.add_done_callback(lambda _: None if closed.cancelled() else closed.set_result(None))
+
+    worker.post(begin)
+    waiting = asyncio.wrap_future(closed)
+    while worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
+        await asyncio.wait([waiting], timeout=LOOP_CHECK_INTERVAL)
+    waiting.cancel()
 
 
 def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:

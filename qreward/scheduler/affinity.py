@@ -56,11 +56,6 @@ class WaitingTask(Protocol):
     slack: int
 
 
-def _is_grouped(task: WaitingTask, holders: Holders[Any]) -> bool:
-    prefix = task.prefix
-    return prefix is not None and (prefix.named or holders.is_affinity_useful())
-
-
 T = TypeVar("T", bound=WaitingTask)
 Groups = OrderedDict["Group[T]", None]
 Held = list[tuple[int, float, int, "Group[T]"]]
@@ -231,8 +226,10 @@ class AffineQueue(Generic[T]):
         if self._ahead or not look_ahead:
             return self.popleft()
         ungrouped, waiting = self._ungrouped, self._grouped - self._left
-        if not waiting and (len(ungrouped) == 1 or not _is_grouped(ungrouped[0], holders)):  # no choice
-            return ungrouped.popleft()
+        if not waiting:
+            task = ungrouped[0]
+            if len(ungrouped) == 1 or task.prefix is None or not holders.is_affinity_useful(task.prefix):  # no choice
+                return ungrouped.popleft()
         if ungrouped and waiting < look_ahead - look_ahead // BATCH:
             self.form_groups(look_ahead, holders)
         task = self._line[self._head] or self._oldest()
@@ -295,7 +292,8 @@ class AffineQueue(Generic[T]):
         waiting = position - self._left
         if not ungrouped or not look_ahead:
             return
-        if not _is_grouped(ungrouped[0], holders) and not (waiting and holders.is_affinity_useful()):
+        prefix = ungrouped[0].prefix
+        if (prefix is None and not waiting) or not holders.is_affinity_useful(prefix):
             return
         line, groups = self._line, self._groups
         if 2 * self._head > len(line) or not waiting:

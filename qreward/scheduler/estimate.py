@@ -127,7 +127,7 @@ class CommonService:
 
     def _add(self, now: float, service: SourceService, answers: list[Observation]) -> None:
         pace = service.pace(now, self) if self.pace else 0.0
-        overhead, lengths = self.overhead, self.lengths
+        overhead, lengths = self.overhead, []
         total = total_alone = length = squares = work = products = known = 0.0
         for _, seconds, alone, tokens, _ in answers:
             total += seconds
@@ -139,7 +139,8 @@ class CommonService:
                 squares += tokens * tokens
                 work += done
                 products += tokens * done
-            lengths.add(tokens or (alone / pace if pace else self.typical))
+            lengths.append(tokens or (alone / pace if pace else self.typical))
+        self.lengths.add(lengths)
         more = len(answers)
         unknown = more - known
         if not self._count and known:

@@ -11,6 +11,7 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
+from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.settings.policies import LoadBalanceStrategy
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ExpectedFinish(Balancer):
         if len(free) == 1:  # as usual while all sources are busy
             (source,) = free
             return None if source in avoided else source
-        share, warm = self._warm(task) if task is not None and task.prefix is not None else (0.0, ())
+        share, warm = self._warm(pool.holders, task.prefix) if task is not None and task.prefix is not None else (0.0, ())
         many = len(free) > COMPARED
         compared: Iterable[Source] = dict.fromkeys([*islice(free, COMPARED), *warm]) if many else free
         found, best = None, inf
@@ -99,14 +100,13 @@ class ExpectedFinish(Balancer):
                 found = next((source for source in free if source not in avoided), None)
         return found
 
-    def _warm(self, task: Task) -> tuple[float, tuple[Source, ...]]:
+    def _warm(self, holders: Holders[Source], prefix: Prefix) -> tuple[float, tuple[Source, ...]]:
         """Return the share (0 to 1) of a prompt that is cached longest at sources with a free slot, and these sources."""
-        prefix = task.prefix
-        assert prefix is not None
-        for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):
-            holders = tuple(source for source in task.pool.holders.of(key) if source in self._free)
-            if holders:
-                return length / prefix.total, holders
+        if holders.is_affinity_useful(prefix):
+            for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):
+                found = tuple([source for source in holders.of(key) if source in self._free])
+                if found:
+                    return length / prefix.total, found
         return 0.0, ()
 
 

@@ -38,10 +38,9 @@ SWEEP = 4096
 of prefixes that are left."""
 REMEMBERED = 65_536
 """Minimum number of recent prefixes whose holders are remembered. The maximum is about twice this number."""
-UNSHARED, UNCACHED = 256, 512
-"""``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which prefix affinity is taken to be of
-no use. ``UNCACHED``: number of consecutive answers that report no cached tokens although some were expected, after which the same happens,
-because the servers have no prefix cache."""
+IN_VAIN = 256
+"""Prefix affinity is taken to be of no use after this number of consecutive prompts without a common beginning with other prompts, or of
+consecutive answers that report no cached tokens although some were expected."""
 MOST_HOLDERS = 32
 """Maximum number of sources that are remembered for a prefix. These are the sources to which the prefix was sent last."""
 COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
@@ -222,9 +221,9 @@ class Holders(Generic[S]):
         self._recent: dict[int, tuple[S, ...]] = {}
         self._before: dict[int, tuple[S, ...]] = {}
 
-    def is_affinity_useful(self) -> bool:
-        """Return whether prompts share beginnings and servers cache them, as far as is known. Groups that the caller named always count."""
-        return self.unshared < UNSHARED and self.uncached < UNCACHED
+    def is_affinity_useful(self, prefix: Prefix | None = None) -> bool:
+        """Return whether prompts share beginnings and servers cache them, as far as is known. A group named by the caller always counts."""
+        return (self.unshared < IN_VAIN and self.uncached < IN_VAIN) or (prefix is not None and prefix.named)
 
     def add(self, prefix: Prefix, source: S, first: bool = True) -> None:
         """Record that a source was sent a request with this prefix. ``first``: it is the first request of its task."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from math import inf
+from operator import attrgetter
 
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.source import Source
@@ -212,6 +213,7 @@ class PriorityLevel:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.delay = number * AGEING
         self.again = RetryQueue()
         self.tenants: OrderedDict[str | None, Tenant] = OrderedDict()  # those with entries, the one whose turn it is first
 
@@ -234,7 +236,7 @@ class PriorityLevel:
     # taking
 
     def best(self, source: Source, now: float, allow_batch: bool) -> tuple[float, Found]:
-        """Return the arrival time of the most urgent entry for a source (inf if there is none), and the entry that it should take."""
+        """Return the sort key of the most urgent entry for a source (inf if there is none), and the entry that it should take."""
         found: Found = None
         first = age = inf
         for tenant in self.tenants.values():
@@ -249,13 +251,11 @@ class PriorityLevel:
         if self.again.groups:
             line = self.again.first(source, now)
             if line is not None and (retried := rank(line[0], source)) <= first:
-                return min(age, retried), line
-        return age, found
+                return min(age, retried) + self.delay, line
+        return age + self.delay, found
 
-    def take(self, found: Found, source: Source, now: float) -> tuple[Task, BatchFeed | None] | None:
+    def take(self, found: Task | BatchFeed | deque[Task], source: Source, now: float) -> tuple[Task, BatchFeed | None]:
         """Remove and return the entry ``found`` by ``best``, or another entry of the same line that suits the source better."""
-        if found is None:
-            return None
         if isinstance(found, deque):
             return found.popleft(), None
         tenant = self.tenants[found.tenant]
@@ -303,6 +303,10 @@ class PriorityLevel:
     def feeds(self) -> list[BatchFeed]:
         return [feed for tenant in self.tenants.values() for feed in tenant.batches]
 
+    def clear(self) -> None:
+        self.again.groups.clear()
+        self.tenants.clear()
+
     def sweep(self) -> None:
         self.again.sweep()
         for tenant in self.tenants.values():
@@ -318,10 +322,10 @@ class Queue:
     """The queue of one pool. It holds tasks, and feeds whose buffer is not empty."""
 
     def __init__(self) -> None:
-        self.levels: list[int] = []  # the priority levels with entries; empty if nothing waits
+        self.levels: list[PriorityLevel] = []  # those with entries, the most urgent one first; empty if nothing waits
         self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
         self.again = 0  # waiting tasks that were sent before
-        self._levels: dict[int, PriorityLevel] = {}  # levels without entries are kept, since they are often needed again soon
+        self._levels = [PriorityLevel(number) for number in range(LEVELS)]
         self._ended = 0
         self._most_ended = SWEEP
 
@@ -343,32 +347,31 @@ class Queue:
 
     def key(self, source: Source, now: float, *, allow_batch: bool = True) -> float:
         """Return the sort key of the best entry for a source, or inf. The pool with the smallest key is served first."""
-        return min((self._levels[level].best(source, now, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
+        return min((level.best(source, now, allow_batch)[0] for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is no task.
 
         Without ``allow_batch``, such items wait. Retries of batch items are taken nevertheless: this source may be the only one for them.
         """
-        if not self.levels:
+        soonest, level, found = inf, None, None
+        for each in self.levels:
+            at, entry = each.best(source, now, allow_batch)
+            if at < soonest and entry is not None:
+                soonest, level, found = at, each, entry
+        if level is None or found is None:
+            for each in list(self.levels):
+                self._close_if_idle(each)
             return None
-        level, soonest, what = None, inf, None
-        for number in self.levels:
-            age, found = self._levels[number].best(source, now, allow_batch)
-            if level is None or age + number * AGEING < soonest:
-                level, soonest, what = self._levels[number], age + number * AGEING, found
-        assert level is not None
-        entry = level.take(what, source, now)
-        if entry is not None:
-            task, feed = entry
-            if feed is None:
-                self._out((task,))
-            elif feed.queued:
-                return entry
-            if task.sent_at is None:
-                level.close_if_idle(task.tenant if feed is None else feed.tenant)
+        task, feed = level.take(found, source, now)
+        if feed is None:
+            self._out(task)
+        elif feed.queued:
+            return task, feed
+        if task.sent_at is None:
+            level.close_if_idle(task.tenant if feed is None else feed.tenant)
         self._close_if_idle(level)
-        return entry
+        return task, feed
 
     def left(self) -> float:
         """Return the number of items that the waiting feeds still hold or will read; inf if the length of an input is unknown."""
@@ -376,34 +379,37 @@ class Queue:
 
     def empty(self) -> list[Task]:
         """Remove and return all tasks, including those in the buffers of feeds."""
-        tasks = [task for level in self._busy() for task in level.tasks()]
-        self._out(tasks)
+        tasks = [task for level in self.levels for task in level.tasks()]
+        for task in tasks:
+            self._out(task)
         for feed in self._feeds():
             tasks += feed.buffer
             feed.buffer.clear()
             feed.queued = False
-        self._levels.clear()
+        for level in self.levels:
+            level.clear()
         self.levels.clear()
         return tasks
 
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
         if not self.again:
             return []
-        tasks = [task for level in self._busy() for task in level.again.unservable(sources)]
-        self._out(tasks)
-        for level in self._busy():
+        tasks = [task for level in self.levels for task in level.again.unservable(sources)]
+        for task in tasks:
+            self._out(task)
+        for level in list(self.levels):
             self._close_if_idle(level)
         return tasks
 
     def drop_feed(self, feed: BatchFeed) -> None:
-        if feed.level in self.levels:
-            self._levels[feed.level].drop_feed(feed)
-            self._close_if_idle(self._levels[feed.level])
+        level = self._levels[feed.level]
+        level.drop_feed(feed)
+        self._close_if_idle(level)
 
     def ended(self, task: Task) -> None:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
         if task.queued:
-            self._out((task,))
+            self._out(task)
             self._levels[task.level].discard(task)
             self._ended += 1
             if self._ended >= self._most_ended:
@@ -412,41 +418,35 @@ class Queue:
 
     def take_back(self, task: Task) -> None:
         """Remove a task that was sent before and no longer needs to wait; its state must have changed before."""
-        self._out((task,))
+        self._out(task)
         level = self._levels[task.level]
         level.discard(task)
         level.again.sweep()
         self._close_if_idle(level)
 
     def __len__(self) -> int:
-        return sum(map(len, self._busy()))
-
-    def _busy(self) -> list[PriorityLevel]:
-        return [self._levels[level] for level in self.levels]
+        return sum(map(len, self.levels))
 
     def _feeds(self) -> list[BatchFeed]:
-        return [feed for level in self._busy() for feed in level.feeds()]
+        return [feed for level in self.levels for feed in level.feeds()]
 
-    def _out(self, tasks: Iterable[Task]) -> None:
-        for task in tasks:
-            task.queued = False
-            self.waiting -= task.feed is None
-            self.again -= task.sent_at is not None
+    def _out(self, task: Task) -> None:
+        task.queued = False
+        self.waiting -= task.feed is None
+        self.again -= task.sent_at is not None
 
     def _open(self, number: int) -> PriorityLevel:
-        level = self._levels.get(number)
-        if level is None:
-            level = self._levels[number] = PriorityLevel(number)
-        if number not in self.levels:
-            insort(self.levels, number)
+        level = self._levels[number]
+        if level not in self.levels:
+            insort(self.levels, level, key=attrgetter("number"))
         return level
 
     def _close_if_idle(self, level: PriorityLevel) -> None:
-        if not level.waits() and level.number in self.levels:
-            self.levels.remove(level.number)
+        if not level.waits() and level in self.levels:
+            self.levels.remove(level)
 
     def _sweep(self) -> None:
         """Drop ended tasks. The next sweep comes after as many tasks have ended as are left now, so the cost per task is constant."""
-        for level in self._busy():
+        for level in self.levels:
             level.sweep()
         self._ended, self._most_ended = 0, max(SWEEP, len(self))

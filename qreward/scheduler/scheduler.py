@@ -572,11 +572,12 @@ class Scheduler:
         pool.batch_inflight -= task.feed is not None
         if pool.due >= 0 and not pool.batch_inflight and not pool.queue.levels:
             self.wheel.remove(pool)
-        attempts = task.attempt, task.copy
+        attempt, copy = task.attempt, task.copy
         task.attempt = task.copy = None
-        for attempt in attempts:
-            if attempt is not None and not attempt.ended:
-                self._cancel(attempt, CancelReason.ABANDONED)
+        if attempt is not None and not attempt.ended:
+            self._cancel(attempt, CancelReason.ABANDONED)
+        if copy is not None and not copy.ended:
+            self._cancel(copy, CancelReason.ABANDONED)
 
     # loss of sources
 

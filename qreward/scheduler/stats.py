@@ -144,9 +144,10 @@ class AnswerLengths:
         self._fresh = 0
         self.p99 = self.p999 = inf  # inf before a hundred answers
 
-    def add(self, length: float) -> None:
-        self._sizes.add(length)
-        self._fresh += 1
+    def add(self, lengths: list[float]) -> None:
+        for length in lengths:
+            self._sizes.add(length)
+        self._fresh += len(lengths)
         if self._fresh >= REFRESH:
             self._fresh = 0
             self._beyond = []

@@ -17,7 +17,7 @@ from qreward.scheduler import affinity
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import EACH
-from qreward.scheduler.prefixes import UNCACHED, UNSHARED, Holders, Prefix
+from qreward.scheduler.prefixes import IN_VAIN, Holders, Prefix
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task, TaskState
 
@@ -376,7 +376,7 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     pool, looked = driver.pool, []
     assert pool.prefix_of_task(0) is None, "there is no affinity"
     pool.prefix_of = lambda payload, named_only: None if named_only else looked.append(payload)
-    pool.holders.unshared = UNSHARED
+    pool.holders.unshared = IN_VAIN
     for number in range(5 * EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5
@@ -384,7 +384,7 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     for number in range(EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5 + EACH
-    pool.holders.uncached = UNCACHED
+    pool.holders.uncached = IN_VAIN
     for number in range(2 * EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5 + EACH + 2, "the servers report that they cache nothing"

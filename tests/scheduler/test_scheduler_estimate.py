@@ -275,7 +275,7 @@ def test_a_pace_covers_as_many_answers_as_are_in_flight_together() -> None:
 def lengths_seen(*sources: tuple[float, int | None]) -> list[float]:
     """The lengths that are told or inferred when sources of such seconds and tokens an answer take turns."""
     common, services, seen = CommonService(), [SourceService() for _ in sources], list[float]()
-    common.lengths.add = seen.append  # type: ignore[assignment, method-assign]
+    common.lengths.add = seen.extend  # type: ignore[assignment, method-assign]
     for _ in range(MANY):
         for service, (seconds, tokens) in zip(services, sources, strict=True):
             answer(common, service, 0.0, seconds, tokens)

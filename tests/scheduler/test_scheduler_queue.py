@@ -295,7 +295,7 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
         assert waiting.waiting == len(inside)
         assert len(waiting) >= len(inside) + items
         assert bool(waiting) == bool(inside or feeds)
-        assert sorted({each.level for each in inside} | {each.level for each in feeds}) == waiting.levels
+        assert sorted({each.level for each in inside} | {each.level for each in feeds}) == [level.number for level in waiting.levels]
     left = [*inside, *(item for each in feeds for item in each.buffer)]
     assert sorted(map(id, waiting.empty())) == sorted(map(id, left))
     assert not waiting

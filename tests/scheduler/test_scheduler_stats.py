@@ -103,7 +103,7 @@ WIDTH = exp(0.1)
 def told(lengths: AnswerLengths, sizes: list[int]) -> AnswerLengths:
     """Let a pool give answers of these lengths."""
     for size in sizes:
-        lengths.add(size)
+        lengths.add([size])
     return lengths
 
 

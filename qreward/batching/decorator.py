@@ -70,7 +70,9 @@ class DecoratedQueue(BatchQueue[Any, Any]):
     def call(self, values: list[Any]) -> Any:
         """Call the function with a list for each parameter, except for the receiver."""
         args, kwargs = values[0]
-        columns: list[Any] = [list(column) for column in zip(*[positional for positional, _ in values], strict=True)]
+        if len(args) == 1 and not kwargs:  # fast path for the usual case
+            return self.function([positional[0] for positional, _ in values])
+        columns: list[Any] = list(map(list, zip(*[positional for positional, _ in values], strict=True)))
         if self._signature[1]:
             columns[0] = args[0]
         return self.function(*columns, **{name: [named[name] for _, named in values] for name in kwargs})

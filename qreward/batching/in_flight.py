@@ -157,9 +157,11 @@ class InFlightBatch:
 
     async def carry_out(self) -> None:
         """Run the function, and give each caller its result or the error of its item. If it raises, the worker calls ``fail``."""
-        self.begin()
-        call, values = self.queue.call, [item.value for item in self.items]
-        results = await (call(values) if self.queue.kind is FunctionKind.AWAITED else in_thread(partial(call, values)))
+        queue, values = self.queue, [item.value for item in self.items]
+        _BATCH.set(self)
+        if queue.serve is not None:
+            self.enter_request_contexts()
+        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_thread(partial(queue.call, values)))
         raised: list[BaseException] = []
         for item, result in zip(self.items, results_of(results, len(values)), strict=True):
             if isinstance(result, BaseException):
@@ -170,11 +172,9 @@ class InFlightBatch:
             if not future.done():
                 future.set_result(result)
 
-    def begin(self) -> None:
-        queue = self.queue
-        _BATCH.set(self)
-        if queue.serve is not None:  # Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items
-            queue.serve._set_batch_request_context([item.request_context for item in self.items])
+    def enter_request_contexts(self) -> None:
+        """Let Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items."""
+        self.queue.serve._set_batch_request_context([item.request_context for item in self.items])
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
         """Raise an error for one caller. If another caller has already received this exception object, the caller gets a copy."""
@@ -320,7 +320,8 @@ class StreamBatch(InFlightBatch):
 
     async def carry_out(self) -> None:
         """Run the generator until it ends or all readers have left."""
-        self.begin()
+        if self.queue.serve is not None:
+            self.enter_request_contexts()
         produced = self.queue.call([item.value for item in self.items])
         try:
             while self.alive:

@@ -269,16 +269,6 @@ def preparer(
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
         raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
-    merged = _merged(params, body)
-    if headers is not None:
-        connection_settings.check_call_headers(headers, model)
-    validate = codec.validate
-    if callable(group):
-        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
-    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
-
-
-def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mapping[str, Any]:
     check_params(params)
     merged = {**params, **body} if body else params
     if merged.get("stream"):
@@ -291,7 +281,12 @@ def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mappin
     for name, value in merged.items():
         if type(value) not in jsonio.PLAIN:
             jsonio.check(value, name)
-    return merged
+    if headers is not None:
+        connection_settings.check_call_headers(headers, model)
+    validate = codec.validate
+    if callable(group):
+        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
+    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
 
 
 def check_params(params: Mapping[str, Any]) -> None:

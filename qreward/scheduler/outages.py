@@ -32,7 +32,6 @@ class OutageTracker:
     def enter(self, now: float, feed: BatchFeed) -> None:
         feed.opened_at = now
         feed.pool.feeds[feed] = None
-        self.check(now, feed.pool)
         self._set_due(feed)
 
     def leave(self, feed: BatchFeed) -> None:

@@ -62,11 +62,14 @@ class Pool:
         """Return the prefix of a task's prompt, or None if it is unknown or not needed. A pool of one endpoint needs no prefixes."""
         if not self.compared or self.prefix_of is None:
             return None
-        self._looked = (self._looked + 1) % EACH
-        holders = self.holders
-        prefix = self.prefix_of(payload, self._looked > 0 and not holders.is_affinity_useful())
+        if self.holders.is_affinity_useful():
+            named_only = False
+        else:
+            self._looked = (self._looked + 1) % EACH
+            named_only = self._looked > 0
+        prefix = self.prefix_of(payload, named_only)
         if prefix is None:
-            holders.unshared += 1
+            self.holders.unshared += 1
         return prefix
 
     def join(self, source: Source) -> None:

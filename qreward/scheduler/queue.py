@@ -49,65 +49,6 @@ def rank(task: Task, source: Source) -> float:
     return task.born + LAST * len(task.failures) if source.health.half_open else task.born
 
 
-class DeadlineQueue:
-    """Holds tasks that were never sent, ordered by deadline. Tasks with equal deadlines are in the order of arrival.
-
-    Tasks of equal timeouts arrive in the order of their deadlines. They are kept in ``line``, from which a source may take a later task by
-    prefix affinity. A task whose deadline is earlier than the deadline of the last task in ``line`` is kept in the heap ``early``. Both
-    ``line`` and ``early`` may contain tasks that have ended.
-    """
-
-    __slots__ = ("_last", "early", "line")
-
-    def __init__(self) -> None:
-        self.line: AffineQueue[Task] = AffineQueue()
-        self.early: list[tuple[float, int, Task]] = []  # a heap of order time, number and task
-        self._last = -inf  # order time of the last task in ``line``
-
-    def put(self, task: Task) -> None:
-        by = order_time(task)
-        if by >= self._last or not (self.line or self.early):
-            self._last = by
-            self.line.append(task)
-        else:
-            heappush(self.early, (by, task.number, task))
-
-    def head(self) -> Task | None:
-        first = self.line.first()
-        while first is not None and first.state is not QUEUED:
-            self.line.popleft()
-            first = self.line.first()
-        while self.early:
-            by, _, task = self.early[0]
-            if task.state is QUEUED:
-                return task if first is None or by < order_time(first) else first
-            heappop(self.early)
-        return first
-
-    def take(self, head: Task, source: Source, now: float) -> Task:
-        """Remove and return the task that a source should take. ``head`` is the result of ``self.head()``."""
-        if self.early and self.early[0][2] is head:
-            return heappop(self.early)[2]
-        if now - head.born > PASSED_OVER * (order_time(head) - head.born):
-            return self.line.popleft()
-        pool = head.pool
-        while (task := self.line.take(source, pool.compared, pool.holders)).state is not QUEUED:
-            pass
-        return task
-
-    def sweep(self) -> None:
-        self.line.keep([task for task in self.line if task.state is QUEUED])
-        self.early = [entry for entry in self.early if entry[2].state is QUEUED]
-        heapify(self.early)
-
-    def all(self) -> list[Task]:
-        self.sweep()
-        return [*self.line, *(task for _, _, task in self.early)]
-
-    def __len__(self) -> int:
-        return len(self.line) + len(self.early)
-
-
 GroupKey = tuple[Source | None, tuple[Source, ...], tuple[Source, ...]]
 """The source of the attempt in flight, the sources that cannot serve the task, and the sources at which it failed."""
 
@@ -186,22 +127,72 @@ class RetryQueue:
 
 
 class Tenant:
-    """Holds the waiting tasks and batches of one tenant at one level, except retries."""
+    """Holds the waiting tasks and batches of one tenant at one level, except retries.
 
-    __slots__ = ("batches", "singles")
+    Tasks outside of batches are ordered by deadline, and those with equal deadlines by arrival. Tasks of equal timeouts arrive in the order
+    of their deadlines. They are kept in ``line``, from which a source may take a later task by prefix affinity. A task whose deadline is
+    earlier than the deadline of the last task in ``line`` is kept in the heap ``early``. Both may contain tasks that have ended.
+    """
+
+    __slots__ = ("_last", "batches", "early", "line")
 
     def __init__(self) -> None:
-        self.singles = DeadlineQueue()
+        self.line: AffineQueue[Task] = AffineQueue()
+        self.early: list[tuple[float, int, Task]] = []  # a heap of order time, number and task
+        self._last = -inf  # order time of the last task in ``line``
         self.batches: OrderedDict[BatchFeed, None] = OrderedDict()  # those with a non-empty buffer, the one whose turn it is first
+
+    def put(self, task: Task) -> None:
+        by = order_time(task)
+        if by >= self._last or not (self.line or self.early):
+            self._last = by
+            self.line.append(task)
+        else:
+            heappush(self.early, (by, task.number, task))
 
     def next(self, allow_batch: bool = True) -> Task | BatchFeed | None:
         """Return a single task if one waits, unless a batch has waited ``BULK`` seconds longer; otherwise a batch, or None."""
-        head = self.singles.head()
+        head = self._head()
         if allow_batch and self.batches:
             feed = next(iter(self.batches))
             if head is None or feed.born < head.born:
                 return feed
         return head
+
+    def _head(self) -> Task | None:
+        first = self.line.first()
+        while first is not None and first.state is not QUEUED:
+            self.line.popleft()
+            first = self.line.first()
+        while self.early:
+            by, _, task = self.early[0]
+            if task.state is QUEUED:
+                return task if first is None or by < order_time(first) else first
+            heappop(self.early)
+        return first
+
+    def take(self, head: Task, source: Source, now: float) -> Task:
+        """Remove and return the single task that a source should take. ``head`` was returned by ``next``."""
+        if self.early and self.early[0][2] is head:
+            return heappop(self.early)[2]
+        if now - head.born > PASSED_OVER * (order_time(head) - head.born):
+            return self.line.popleft()
+        pool = head.pool
+        while (task := self.line.take(source, pool.compared, pool.holders)).state is not QUEUED:
+            pass
+        return task
+
+    def sweep(self) -> None:
+        self.line.keep([task for task in self.line if task.state is QUEUED])
+        self.early = [entry for entry in self.early if entry[2].state is QUEUED]
+        heapify(self.early)
+
+    def tasks(self) -> list[Task]:
+        self.sweep()
+        return [*self.line, *(task for _, _, task in self.early)]
+
+    def __len__(self) -> int:
+        return len(self.line) + len(self.early) + sum(len(feed.buffer) for feed in self.batches)
 
 
 Found = Task | BatchFeed | deque[Task] | None
@@ -219,7 +210,7 @@ class PriorityLevel:
 
     def put(self, task: Task) -> None:
         if task.sent_at is None:
-            self._tenant(task.tenant).singles.put(task)
+            self._tenant(task.tenant).put(task)
         else:
             self.again.put(task)
 
@@ -262,7 +253,7 @@ class PriorityLevel:
         if len(self.tenants) > 1:
             self.tenants.move_to_end(found.tenant)
         if isinstance(found, Task):
-            return tenant.singles.take(found, source, now), None
+            return tenant.take(found, source, now), None
         pool = found.pool
         task = found.buffer.take(source, pool.compared, pool.holders)
         task.feed = found
@@ -279,16 +270,13 @@ class PriorityLevel:
     def close_if_idle(self, name: str | None) -> None:
         """Forget a tenant if nothing of it waits."""
         tenant = self.tenants.get(name)
-        if tenant is not None and tenant.next() is None:
+        if tenant is not None and not tenant.batches and tenant.next() is None:
             del self.tenants[name]
-
-    def waits(self) -> bool:
-        return bool(self.tenants) or self.again.waits()
 
     def discard(self, task: Task) -> None:
         if task.sent_at is None:  # retries are dropped when they are encountered
             if task.group is not None:
-                self.tenants[task.tenant].singles.line.discard(task)
+                self.tenants[task.tenant].line.discard(task)
             self.close_if_idle(task.tenant)
 
     def drop_feed(self, feed: BatchFeed) -> None:
@@ -298,7 +286,7 @@ class PriorityLevel:
             self.close_if_idle(feed.tenant)
 
     def tasks(self) -> list[Task]:
-        return self.again.all() + [task for tenant in self.tenants.values() for task in tenant.singles.all()]
+        return self.again.all() + [task for tenant in self.tenants.values() for task in tenant.tasks()]
 
     def feeds(self) -> list[BatchFeed]:
         return [feed for tenant in self.tenants.values() for feed in tenant.batches]
@@ -310,12 +298,10 @@ class PriorityLevel:
     def sweep(self) -> None:
         self.again.sweep()
         for tenant in self.tenants.values():
-            tenant.singles.sweep()
+            tenant.sweep()
 
     def __len__(self) -> int:
-        return (
-            len(self.again) + sum(len(tenant.singles) for tenant in self.tenants.values()) + sum(len(feed.buffer) for feed in self.feeds())
-        )
+        return len(self.again) + sum(map(len, self.tenants.values()))
 
 
 class Queue:
@@ -402,9 +388,10 @@ class Queue:
         return tasks
 
     def drop_feed(self, feed: BatchFeed) -> None:
-        level = self._levels[feed.level]
-        level.drop_feed(feed)
-        self._close_if_idle(level)
+        if feed.queued:
+            level = self._levels[feed.level]
+            level.drop_feed(feed)
+            self._close_if_idle(level)
 
     def ended(self, task: Task) -> None:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
@@ -442,7 +429,7 @@ class Queue:
         return level
 
     def _close_if_idle(self, level: PriorityLevel) -> None:
-        if not level.waits() and level in self.levels:
+        if not (level.tenants or (level.again.groups and level.again.waits())) and level in self.levels:
             self.levels.remove(level)
 
     def _sweep(self) -> None:

@@ -108,15 +108,17 @@ class Scheduler:
 
     def open(self, now: float, feed: BatchFeed) -> None:
         """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
-        self.attend(now, feed)
+        self.outages.enter(now, feed)
         if feed.incoming:
             self.refill(now, feed)
         else:
+            self.outages.check(now, feed.pool)
             self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
         """Watch a batch until ``close_feed``: its waiting items fail if no source is alive for the timeout of an item (see ``outages``)."""
         self.outages.enter(now, feed)
+        self.outages.check(now, feed.pool)
 
     def refill(self, now: float, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
         """Take over the tasks that the engine has read into a feed, or that it has ended. The tasks ``again`` go before all others."""

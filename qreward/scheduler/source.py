@@ -195,7 +195,8 @@ class Source:
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
-        self.cooldown.ok(sent_at)
+        if self.cooldown.pauses:
+            self.cooldown.ok(sent_at)
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.clean:

@@ -72,11 +72,10 @@ class LatencyStats:
 
     def add(self, seconds: float) -> None:
         answers = self._answers = self._answers + 1
-        weight = 0.1 if answers > 11 else 1.0 / answers
-        self.mean += (seconds - self.mean) * weight
+        self.mean += (seconds - self.mean) * (0.1 if answers > 11 else 1.0 / answers)
         self.longest = max(FORGOTTEN * self.longest, seconds)
         self._quantiles.add(seconds)
-        if answers >= KNOWN and (answers % 32 == 0 or self.p99 is None):
+        if answers == KNOWN or answers % 32 == 0:
             self.p99 = self._quantiles.at(0.99)
             self.p5 = self._quantiles.at(0.05) or 0.0
 

@@ -51,7 +51,8 @@ class TimerWheel:
             del self._buckets[bucket]
 
     def move(self, item: Timed, when: float) -> None:
-        self.remove(item)
+        if item.due >= 0:
+            self.remove(item)
         self.add(item, when)
 
     def next_wake(self) -> float | None:

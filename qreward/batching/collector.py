@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from asyncio import Future
+from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
 
 @dataclass(slots=True, eq=False, repr=False)
 class Item:
-    """One item that waits for a batch."""
+    """One item that waits for a batch, or is in one."""
 
     value: Any
     arrived: float = 0.0  # time of submission, in seconds
@@ -40,63 +41,52 @@ class Item:
     deadline: float = inf  # time in seconds after which the item is no longer sent
     number: int = field(init=False)  # position in the order of submission
     place: ItemState = field(init=False)  # code that answers a taken item sets it to ``OVER``
+    future: Future[Any] = field(init=False)  # its caller waits for it, and cancels it when the caller leaves
+    batch: Any = field(init=False)  # the batch for which it was taken
+    request_context: Any = field(init=False)  # of its call, in a process with Ray Serve
 
-
-class KeyQueue:
-    """The waiting items of one key, in the order in which they are sent. A removed item stays in the list until it is reached."""
-
-    __slots__ = ("cost", "dead", "items", "key")
-
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        self.items: list[Any] = []
-        self.dead, self.cost = 0, 0.0  # number of removed items that are still in the list, and total cost of the waiting items
-
-    @property
-    def count(self) -> int:
-        """The number of the waiting items."""
-        return len(self.items) - self.dead
-
-    def first(self) -> Any:
-        """Return the item that is next. At least one item must wait."""
-        items, at = self.items, 0
-        while items[at].place is not WAITING:  # cancelled or expired
-            at += 1
-        if at:
-            del items[:at]
-            self.dead -= at
-        return items[0]
-
-    def order(self) -> tuple[float, int]:
-        """Return the rank of the next item."""
-        return _order(self.first())
-
-    def take(self, max_items: int, max_cost: float = inf) -> list[Any]:
-        """Remove and return the next items. If the first item exceeds ``max_cost``, it is returned alone."""
-        items, cost, seen = self.items, 0.0, 0
-        taken: list[Any] = []
-        if not self.dead and len(items) <= max_items and self.cost <= max_cost:  # the usual case: all of them
-            self.items, self.cost = [], 0.0
-            for item in items:
-                item.place = TAKEN
-            return items
-        for item in items:
-            if item.place is WAITING:
-                if len(taken) == max_items or (cost + item.cost > max_cost and taken):
-                    break
-                item.place = TAKEN
-                cost += item.cost
-                taken.append(item)
-            seen += 1
-        del items[:seen]
-        self.dead -= seen - len(taken)
-        self.cost -= cost
-        return taken
+    def fail(self, error: BaseException) -> None:
+        self.place = OVER
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 def _order(item: Any) -> tuple[float, int]:
     """Return the rank of an item. One priority level counts as much as ``AGEING`` seconds of waiting."""
     return item.arrived + item.level * AGEING, item.number
+
+
+class KeyQueue:
+    """The waiting items of one key, at least one, in the order in which they are sent."""
+
+    __slots__ = ("cost", "items", "key")
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+        self.items: list[Any] = []
+        self.cost = 0.0  # total cost of the items
+
+    def order(self) -> tuple[float, int]:
+        """Return the rank of the next item."""
+        return _order(self.items[0])
+
+    def take(self, max_items: int, max_cost: float = inf) -> list[Any]:
+        """Remove and return the next items. If the first item exceeds ``max_cost``, it is returned alone."""
+        items = self.items
+        if len(items) <= max_items and self.cost <= max_cost:  # the usual case: all of them
+            taken, self.items, self.cost = items, [], 0.0
+        else:
+            count, cost = 0, 0.0
+            for item in items:
+                if count == max_items or (cost + item.cost > max_cost and count):
+                    break
+                count, cost = count + 1, cost + item.cost
+            taken = items[:count]
+            del items[:count]
+            self.cost -= cost
+        for item in taken:
+            item.place = TAKEN
+        return taken
 
 
 class Collector:
@@ -148,23 +138,22 @@ class Collector:
             with suppress(Exception):
                 while len(taken) > 1 and measure(taken) > limit:
                     self.put_back([taken.pop()])
-                while queue.count and measure([*taken, queue.first()]) <= limit:
+                while queue.items and measure([*taken, queue.items[0]]) <= limit:
                     taken += queue.take(1)
                     self.waiting -= 1
-        self._close_if_empty(queue)
+        if not queue.items:
+            del self._keys[queue.key]
         return taken
 
     def remove(self, item: Any) -> None:
         """Remove a waiting item, wherever it is."""
         item.place = OVER
         queue = self._keys[item.key]
-        queue.dead += 1
+        del queue.items[bisect_left(queue.items, _order(item), key=_order)]
         queue.cost -= item.cost
         self.waiting -= 1
-        if queue.dead > queue.count + SWEEP:
-            queue.items = [item for item in queue.items if item.place is WAITING]
-            queue.dead = 0
-        self._close_if_empty(queue)
+        if not queue.items:
+            del self._keys[queue.key]
 
     def add_deadline(self, item: Any, deadline: float) -> None:
         heappush(self._deadlines, (deadline, item.number, item))
@@ -188,31 +177,20 @@ class Collector:
 
     def queues(self) -> list[KeyQueue]:
         """Return the queues of all keys with waiting items."""
-        return [queue for queue in self._keys.values() if queue.count]
+        return list(self._keys.values())
 
     def queue(self, key: Hashable) -> KeyQueue | None:
         """Return the queue of a key, or None if no item of this key waits."""
-        queue = self._keys.get(key)
-        return queue if queue is not None and queue.count else None
+        return self._keys.get(key)
 
     def first(self) -> KeyQueue | None:
         """Return the queue whose first item is next, or None if no item waits."""
-        if len(self._keys) > 1:
-            return min(self.queues(), key=KeyQueue.order, default=None)
-        for queue in self._keys.values():
-            return queue if queue.count else None
-        return None
+        queues = self._keys.values()
+        return min(queues, key=KeyQueue.order) if len(queues) > 1 else next(iter(queues), None)
 
     def items(self) -> list[Any]:
         """Return all waiting items, in no particular order."""
-        return [item for queue in self._keys.values() for item in queue.items if item.place is WAITING]
-
-    def _close_if_empty(self, queue: KeyQueue) -> None:
-        if not queue.count:
-            queue.items.clear()
-            queue.dead, queue.cost = 0, 0.0
-            if len(self._keys) > 1:  # the last queue is kept, because most collectors only ever have one key
-                self._keys.pop(queue.key, None)
+        return [item for queue in self._keys.values() for item in queue.items]
 
 
 class SlotRule:
@@ -242,7 +220,7 @@ class SlotRule:
                 # Without a pause, the first slots would run batches of one item.
                 paced = 2 * self._last_sent - self._first_sent
             for each in collector.queues():
-                soonest = each.first().arrived + linger if linger else paced
+                soonest = each.items[0].arrived + linger if linger else paced
                 if soonest <= now or flush or each.cost >= size:
                     ready.append(each)
                 else:

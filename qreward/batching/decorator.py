@@ -7,13 +7,12 @@ import io
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import cached_property, wraps
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
-from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue, Results, Yields
 from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
-from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
+from qreward.callables import FunctionKind, kind_of, show_keywords
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -30,80 +29,58 @@ BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches
 """Settings that may follow the function by position, as in ``batch(None, 16)``."""
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class CallSignature(NamedTuple):
-    """What a call passed that left some parameters out: the number of arguments by position, and the names of the others."""
-
-    positional: int
-    names: tuple[str, ...]
-
-
-class Binder:
-    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._signature = inspect.signature(function)
-        parameters = list(self._signature.parameters.values())
-        self.bound = bound = bool(parameters) and parameters[0].name in RECEIVERS
-        if len(parameters) <= bound:
-            raise TypeError(f"{name_of(self._function)} must have a parameter for the list of items")
-        fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
-        variadic = len(fixed) < len(parameters)
-        by_name = sorted(parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY)
-        self._whole = CallSignature(len(fixed) - len(by_name), tuple(by_name))
-        self._count = -1 if variadic or by_name else len(fixed)
-        self._lone = self._count == 1 + bound
-
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter."""
-        if not kwargs and len(args) == self._count:  # the usual case
-            return args, None
-        bound = self._signature.bind(*args, **kwargs)
-        passed = CallSignature(len(bound.args), tuple(sorted(bound.kwargs)))
-        if passed == (int(self.bound), ()):
-            raise TypeError(f"{name_of(self._function)} was called without an item")
-        values = *bound.args, *(bound.kwargs[name] for name in passed.names)
-        return (values, None) if passed == self._whole else ((*values, passed), passed)
-
-    def spread(self, rows: list[Any]) -> Any:
-        if self._lone:
-            column = [row[-1] for row in rows]
-            return self._function(rows[0][0], column) if self.bound else self._function(column)
-        passed = rows[0][-1]
-        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        if type(passed) is CallSignature:
-            columns.pop()
-        else:
-            passed = self._whole
-        if self.bound:
-            columns[0] = rows[0][0]
-        return self._function(*columns[: passed.positional], **dict(zip(passed.names, columns[passed.positional :], strict=True)))
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):
-    """The queue of a batched function, with the accessors of Ray Serve."""
-
-    def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
-        call = lambda rows: self._binder.spread(rows)  # noqa: E731, PLW0108 - the first call makes the binder
-        self._begin(BatchFunction(*state, call, first_of=lambda row: row[self._binder.bound]))
+    """The queue of a batched function, with the accessors of Ray Serve. The value of an item is the arguments of its call."""
 
     @cached_property
-    def _binder(self) -> Binder:
-        """Made by the first call, because an unpickled function may be incomplete before it."""
-        return Binder(self._function.function)
+    def _signature(self) -> tuple[inspect.Signature, bool, int]:
+        """The signature of the function, whether its first parameter is a receiver, and the number of arguments of a call that needs no
+        binding. Read by the first call, because an unpickled function may be incomplete before it."""
+        signature = inspect.signature(self.function)
+        parameters = list(signature.parameters.values())
+        bound = bool(parameters) and parameters[0].name in RECEIVERS
+        if len(parameters) <= bound:
+            raise TypeError(f"{self.name} must have a parameter for the list of items")
+        by_position = all(parameter.kind in _BY_POSITION for parameter in parameters)
+        return signature, bound, len(parameters) if by_position else -1
 
-    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Hashable, Any]:
-        """Return the values of a call, the key of calls that may share its batch, and the instance of a method."""
-        values, key = self._binder.values(args, kwargs)
-        if not self._binder.bound:
-            return values, key, None
-        instance = values[0]
-        if type(instance).__weakrefoffset__:
-            return values, key, instance
-        return values, (id(instance), key), None  # such instances share a worker, but never a batch
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, Hashable, Any]:
+        """Return the arguments of a call, the key of calls that may share its batch, and the instance of a method.
+
+        The key tells which parameters the call passes; None if it passes all of them by position.
+        """
+        signature, bound, count = self._signature
+        key: Hashable = None
+        if kwargs or len(args) != count:
+            call = signature.bind(*args, **kwargs)
+            args, kwargs = call.args, call.kwargs
+            if len(args) == bound and not kwargs:
+                raise TypeError(f"{self.name} was called without an item")
+            if kwargs or len(args) != count:
+                key = len(args), frozenset(kwargs)
+        if not bound:
+            return (args, kwargs), key, None
+        if type(args[0]).__weakrefoffset__:
+            return (args, kwargs), key, args[0]
+        return (args, kwargs), (id(args[0]), key), None  # such instances share a worker, but never a batch
+
+    def call(self, values: list[Any]) -> Any:
+        """Call the function with a list for each parameter, except for the receiver."""
+        args, kwargs = values[0]
+        if len(args) == 1 and not kwargs:  # fast path for the usual case
+            return self.function([positional[0] for positional, _ in values])
+        columns: list[Any] = list(map(list, zip(*[positional for positional, _ in values], strict=True)))
+        if self._signature[1]:
+            columns[0] = args[0]
+        return self.function(*columns, **{name: [named[name] for _, named in values] for name in kwargs})
+
+    def first_of(self, value: Any) -> Any:
+        args, kwargs = value
+        return [*args, *kwargs.values()][self._signature[1]]
 
     def _get_max_batch_size(self) -> int:
         return self.settings.max_batch_size

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass, field, replace
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -22,87 +22,50 @@ from qreward.callables import FunctionKind, kind_of, name_of
 from qreward.engine.background import SHARED
 from qreward.errors import ConfigError, QueueFull, RequestError, RequestTimeout
 
+_HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
-_log = logging.getLogger("qreward")
-
-
-class PendingItem(Item):
-    """An item whose caller waits for one result. The caller's ``future`` is cancelled when it leaves."""
-
-    __slots__ = ("batch", "future", "request_context")
-    future: asyncio.Future[Any]
-    batch: InFlightBatch
-    request_context: Any  # of its call, in a process with Ray Serve
-
-    def fail(self, error: BaseException) -> None:
-        self.place = OVER
-        if not self.future.done():
-            self.future.set_exception(error)
 
 
 class BatchFunction:
-    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop."""
+    """A batch function with its settings and counters, in all event loops. ``BatchQueue`` is a subclass."""
 
-    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "serve", "settings")
+    counters: BatchCounters
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        settings: BatchSettings,
-        call: Callable[[list[Any]], Any] | None = None,
-        first_of: Callable[[Any], Any] = lambda value: value,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], settings: BatchSettings) -> None:
         kind = kind_of(function)
         if kind is None:
             raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
         if kind is FunctionKind.GENERATOR:
             raise TypeError("a batch function that yields must be an `async def`")
         self.function = function
-        self.kind = kind
         self.settings = settings
-        self.call = call or function  # calls the function with the values of the items
-        self._first_of = first_of  # returns the first argument of a call, from the value of its item
+        self.kind = kind
+        streamed = kind is FunctionKind.STREAMED
+        self.item_type: type[Item] = BatchStreamReader if streamed else Item
+        self.batch_type: type[InFlightBatch] = StreamBatch if streamed else InFlightBatch
         self.name = name_of(function)
-        self.context: Context = copy_context()
-        self.counters = BatchCounters()
+        self.context = copy_context()
         self.closed = False
         self.update()
 
-    def change(self, changes: Any) -> None:
-        self.settings = replace(self.settings, **changes)
-        self.update()
-        if "max_batch_size" in changes:
-            self.warn_of_ongoing_requests()
+    def call(self, values: list[Any]) -> Any:
+        """Call the function with the values of the items of a batch."""
+        return self.function(values)
 
-    def check_kind(self, *, streamed: bool) -> None:
-        """Raise ``TypeError`` if the function is an async generator and no stream was asked for, or the other way round."""
-        if streamed and self.kind is not FunctionKind.STREAMED:
-            raise TypeError(f"{self.name} is no async generator; await submit(item)")
-        if not streamed and self.kind is FunctionKind.STREAMED:
-            raise TypeError(f"{self.name} is an async generator; read stream(item)")
+    def first_of(self, value: Any) -> Any:
+        """Return the first argument of a call, from the value of its item."""
+        return value
 
-    def size_of(self, value: Any) -> float:
-        """Return the size of one item. Raises ``RuntimeError`` if the item is larger than ``max_batch_size``."""
-        size = self._size([value])
-        if size > self.settings.max_batch_size:
-            raise too_large()
-        return size
-
-    def measure(self, items: list[Any]) -> float:
-        return self._size([item.value for item in items])
-
-    def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
-        key_fn = self.settings.batch_key_fn
-        return signature_key if key_fn is None else (signature_key, key_fn(self._first_of(value)))
-
-    def _size(self, values: list[Any]) -> float:
+    def size_of(self, values: list[Any]) -> float:
+        """Return the size of a batch of these values. Raises ``ConfigError`` if ``batch_size_fn`` returns no size."""
         assert self.settings.batch_size_fn is not None
-        size = self.settings.batch_size_fn([self._first_of(value) for value in values])
+        size = self.settings.batch_size_fn([self.first_of(value) for value in values])
         if not size >= 0:  # also true for NaN
             raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
         return size
 
     def update(self) -> None:
+        """Read again what decides how items are added."""
         its = self.settings
         self.serve = serve_context()
         needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or self.serve
@@ -112,11 +75,11 @@ class BatchFunction:
         if self.settings.batch_size_fn is None:
             warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
 
-
-def too_large() -> RuntimeError:
-    return RuntimeError(
-        "Size of item is greater than max_batch_size. Please increase the max_batch_size or check the implementation of the batch_size_fn."
-    )
+    def check_kind(self, *, streamed: bool) -> None:
+        if streamed and self.kind is not FunctionKind.STREAMED:
+            raise TypeError(f"{self.name} is no async generator; await submit(item)")
+        if not streamed and self.kind is FunctionKind.STREAMED:
+            raise TypeError(f"{self.name} is an async generator; read stream(item)")
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
@@ -177,7 +140,7 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 class InFlightBatch:
     """A batch that has been sent. It makes one call of the batch function, in a separate task."""
 
-    function: BatchFunction
+    queue: BatchFunction
     items: list[Any]
     limit: float  # the maximum size of the batch
     sent_at: float
@@ -193,47 +156,40 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function. Each caller receives its result or error. Only a ``BaseException`` that ends the program is raised."""
-        function, values = self.function, [item.value for item in self.items]
+        """Run the function, and give each caller its result or the error of its item. If it raises, the worker calls ``fail``."""
+        queue, values = self.queue, [item.value for item in self.items]
         _BATCH.set(self)
-        if function.serve is not None:
+        if queue.serve is not None:
             self.enter_request_contexts()
-        try:
-            results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
-            raised: list[BaseException] = []
-            for item, result in zip(self.items, results_of(results, len(values)), strict=True):
-                if isinstance(result, BaseException):
-                    self.fail_one(item, result, raised)
-                    continue
-                item.place = OVER
-                future = item.future
-                if not future.done():
-                    future.set_result(result)
-        except BaseException as error:
-            self.fail(error)
-            if not isinstance(error, Exception):
-                raise
+        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_thread(partial(queue.call, values)))
+        raised: list[BaseException] = []
+        for item, result in zip(self.items, results_of(results, len(values)), strict=True):
+            if isinstance(result, BaseException):
+                self.fail_one(item, result, raised)
+                continue
+            item.place = OVER
+            future = item.future
+            if not future.done():
+                future.set_result(result)
 
     def enter_request_contexts(self) -> None:
         """Let Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items."""
-        self.function.serve._set_batch_request_context([item.request_context for item in self.items])
+        self.queue.serve._set_batch_request_context([item.request_context for item in self.items])
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
         """Raise an error for one caller. If another caller has already received this exception object, the caller gets a copy."""
         if item.place is not OVER:
             self.failed += 1
-            shown = caller_error(error, self.function.name)
+            shown = caller_error(error, self.queue.name)
             item.fail(own_error(shown) if any(error is other for other in raised) else shown)
             raised.append(error)
 
     def fail(self, error: BaseException) -> None:
         """Fail the whole batch. Each caller without a result receives a separate exception object."""
-        if self.task.get_loop().is_closed():  # the event loop was closed, and its tasks and callers were destroyed
-            return
         self.error = error
-        while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
-            error.__traceback__ = trace.tb_next  # frames of this module do not help the reader, and would keep all items alive
-        shown = caller_error(error, self.function.name)
+        while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            error.__traceback__ = trace.tb_next  # frames of this package do not help the reader, and would keep all items alive
+        shown = caller_error(error, self.queue.name)
         unanswered = [item for item in self.items if item.place is not OVER]
         self.failed += len(unanswered)
         for item in unanswered:
@@ -296,7 +252,7 @@ KEPT = 1024  # maximum number of pieces that are buffered for a slow reader
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class BatchStreamReader(PendingItem):
+class BatchStreamReader(Item):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
     __slots__ = ("buffer", "error", "waiter")
@@ -364,29 +320,24 @@ class StreamBatch(InFlightBatch):
 
     async def carry_out(self) -> None:
         """Run the generator until it ends or all readers have left."""
-        if self.function.serve is not None:
+        if self.queue.serve is not None:
             self.enter_request_contexts()
+        produced = self.queue.call([item.value for item in self.items])
         try:
-            produced = self.function.call([item.value for item in self.items])
-            try:
-                while self.alive:
-                    if self._blocking():
-                        await self._until_unblocked()
-                        continue
-                    try:
-                        pieces = await anext(produced)
-                    except StopAsyncIteration:
-                        break
-                    self._deal(results_of(pieces, len(self.items)))
-                for reader in self.items:
-                    if reader.place is not OVER:
-                        reader.end()
-            finally:
-                await produced.aclose()
-        except BaseException as error:
-            self.fail(error)
-            if not isinstance(error, Exception):
-                raise
+            while self.alive:
+                if self._blocking():
+                    await self._until_unblocked()
+                    continue
+                try:
+                    pieces = await anext(produced)
+                except StopAsyncIteration:
+                    break
+                self._deal(results_of(pieces, len(self.items)))
+            for reader in self.items:
+                if reader.place is not OVER:
+                    reader.end()
+        finally:
+            await produced.aclose()
 
     def _deal(self, pieces: Any) -> None:
         raised: list[BaseException] = []
@@ -422,7 +373,7 @@ class StreamBatch(InFlightBatch):
 
     async def _until_unblocked(self) -> None:
         """Wait until the readers have read enough. After ``stream_timeout`` seconds, end the streams that delay the batch."""
-        timeout = self.function.settings.stream_timeout
+        timeout = self.queue.settings.stream_timeout
         self._moved.clear()
         try:
             async with asyncio.timeout(timeout):
@@ -430,10 +381,10 @@ class StreamBatch(InFlightBatch):
         except TimeoutError:
             for reader in self._blocking():
                 self.alive -= 1
-                self.function.counters.count("expired")
+                self.queue.counters.count("expired")
                 reader.fail(
                     RequestTimeout(
-                        f"the stream of {self.function.name} was ended: {len(reader.buffer)} pieces were not read within the "
+                        f"the stream of {self.queue.name} was ended: {len(reader.buffer)} pieces were not read within the "
                         f"stream_timeout of {timeout:g} s, and its batch had to wait; read faster, leave the stream with aclose(), or "
                         "raise stream_timeout"
                     )

@@ -199,10 +199,6 @@ class RewardBuffer:
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
 
-        async def score(pairs: Pairs) -> list[ScoreResult]:
-            return await self._score_batch(pairs)
-
-        score.__qualname__ = f"the scorer {name_of(scorer)}"  # its name in error messages
         self.server_mode = server_mode
         self.default_reward = default_reward
         self._max_queue_size = math.inf if max_queue_size is None else max_queue_size
@@ -212,7 +208,7 @@ class RewardBuffer:
         self._seconds_each: float | None = None
         self._on_batch = on_batch
         self._queue: BatchQueue[tuple[str, dict[str, Any]], ScoreResult] = BatchQueue(
-            score,
+            self._score_batch,
             max_batch_size=(1024 if is_app else 64) if max_batch_size is None else max_batch_size,
             batch_wait_timeout_s=batch_wait_timeout_s if buffer_time is None else buffer_time,
             max_concurrent_batches=max_concurrent_batches,
@@ -220,6 +216,7 @@ class RewardBuffer:
             timeout=timeout,
             on_batch=self._batch_ended,
         )
+        self._queue.name = f"the scorer {name_of(scorer)}"
 
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
         """Score a query and return its answer.
@@ -438,8 +435,7 @@ def _scored(row: Any) -> ScoreResult:
     if cause:
         reward, error = None, described(cause) if isinstance(cause, BaseException) else one_line(str(cause))[:SHOWN]
     rest = {str(key): value for key, value in row.items() if key not in (name, "error", "meta", "next_turn_feedback")}
-    meta = row.get("meta")
-    rest |= meta if isinstance(meta, Mapping) else {} if meta is None else {"meta": meta}
+    rest |= _meta_of(row.get("meta"))
     return ScoreResult(reward, error, rest, row.get("next_turn_feedback"), cause if isinstance(cause, BaseException) else None)
 
 
@@ -470,18 +466,21 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
     columns = {key: _column(value, key, count) for key, value in others.items()}
     rewards = [None] * count if name is None else _listed(given[name], name, count)
     feedback = _column(given.get("next_turn_feedback"), "next_turn_feedback", count)
-    rows = zip(rewards, _column(errors, "errors", count), feedback, metas, strict=True)
-    return [_row(*row, {key: column[at] for key, column in columns.items()}) for at, row in enumerate(rows)]
+    rows = []
+    for at, (reward, error, said, meta) in enumerate(zip(rewards, _column(errors, "errors", count), feedback, metas, strict=True)):
+        if isinstance(reward, BaseException):
+            row: dict[str, Any] = {"error": reward}
+        else:
+            row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
+        row["error"] = error or row.get("error")
+        row["next_turn_feedback"] = said or row.get("next_turn_feedback")
+        row["meta"] = {key: column[at] for key, column in columns.items()} | _meta_of(row.get("meta")) | _meta_of(meta)
+        rows.append(row)
+    return rows
 
 
-def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(reward, BaseException):
-        reward, error = None, error or reward
-    row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
-    for each in (row.pop("meta", None), meta):
-        columns |= each if isinstance(each, Mapping) else {} if each is None else {"meta": each}
-    error, feedback = error or row.get("error"), feedback or row.get("next_turn_feedback")
-    return {**row, "error": error, "next_turn_feedback": feedback, "meta": columns}
+def _meta_of(meta: Any) -> dict[str, Any]:
+    return dict(meta) if isinstance(meta, Mapping) else {} if meta is None else {"meta": meta}
 
 
 def _column(value: Any, name: str, count: int) -> Sequence[Any]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, SupportsIndex, TypedDict
 
-from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.spelling import did_you_mean
 
@@ -180,15 +179,11 @@ class QueueStats:
 
 
 class BatchCounters:
-    """Thread-safe counters. They have the names of the fields of :class:`QueueStats`. A forked child process starts with zeros."""
+    """Thread-safe counters. They have the names of the fields of :class:`QueueStats`."""
 
-    __slots__ = ("__weakref__", "_counts", "_lock", "_runs", "_waits")
+    __slots__ = ("_counts", "_lock", "_runs", "_waits")
 
     def __init__(self) -> None:
-        self._begin()
-        background.watch(self, BatchCounters._begin)
-
-    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("batches", "items", "failed", "rejected", "expired", "cancelled"), 0)
         self._waits: deque[float] = deque(maxlen=KEPT)

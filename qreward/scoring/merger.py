@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.collector import ALL, OVER, WAITING, Collector, ItemState, halves
+from qreward.batching.collector import ALL, OVER, WAITING, Collector, ItemState, KeyQueue, halves
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import MergeLimits, may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
@@ -30,35 +30,24 @@ from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 from qreward.settings.policies import Priority
 
+Class = tuple[int, bool]
+"""The class of an item or request: its priority level, and whether it belongs to a batch. The scheduler keeps capacity free for others."""
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of this number of items wait."""
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class PriorityClass:
-    """The waiting items of one priority: either single items or items of batches."""
-
-    level: int
-    tenant: str | None
-    feed: BatchFeed | None  # of the requests of batches; None for single items, for which the scheduler keeps capacity free
-    waiting: int = 0
-    request: MergedRequest | None = None  # its request that waits to be filled
 
 
 class MergedItem(Task):
     """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
 
-    __slots__ = ("_since", "arrived", "key", "merger", "place", "priority_class", "request", "until")
+    __slots__ = ("_since", "arrived", "key", "merger", "place", "request")
     cost = 1
 
-    def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
+    def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int, *, batch: bool = False) -> None:
         super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
         self.hedge = options.hedge
-        self.key = options.level
+        self.key: Class = options.level, batch
         self.place: ItemState = OVER
-        self.until = inf  # deadline in seconds; inf while the time limit has not started
         self.arrived = 0.0
-        self.priority_class: PriorityClass
         self.merger: RequestMerger | None = None
         self.request: MergedRequest | None = None
         self._since = 0, 0  # length of ``trail``, and number of ``sends``, of the request when the item joined it
@@ -103,13 +92,11 @@ class Split:
 class MergedRequest(Task):
     """One request with the items of several calls."""
 
-    __slots__ = ("members", "misconfigured", "priority_class", "refused_by", "split")
+    __slots__ = ("key", "members", "misconfigured", "refused_by", "split")
 
-    def __init__(
-        self, pool: Pool, priority_class: PriorityClass, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None
-    ) -> None:
-        super().__init__(merger.spec.blank, pool, priority_class.level, None, merger, 0, priority_class.tenant)
-        self.priority_class, self.split = priority_class, split
+    def __init__(self, key: Class, merger: RequestMerger, members: Sequence[MergedItem] = (), split: Split | None = None) -> None:
+        super().__init__(merger.spec.blank, merger.pool, key[0], None, merger, 0, merger.tenant)
+        self.key, self.split = key, split
         self.members = list(members)  # including items that are over
         self.refused_by: Source | None = None  # the endpoint that refused the request
         self.misconfigured = False  # the endpoint of the last attempt is configured wrongly, so parts of the request would fail too
@@ -138,6 +125,7 @@ class RequestMerger(Waiter):
         driver: LoopDriver,
         pool: Pool,
         spec: MergeSpec,
+        tenant: str | None,
         known: LearnedLimits,
         *,
         attempts: int,  # failed attempts after which a merged request fails or is split
@@ -149,13 +137,15 @@ class RequestMerger(Waiter):
         self.spec = spec
         self._known = known
         self._collector = Collector()
-        self._classes: dict[tuple[int, bool], PriorityClass] = {}  # (priority, items of batches?), the most urgent first
+        self._unfilled: dict[Class, MergedRequest] = {}  # the request of each class with waiting items, until it is filled
+        self._feeds: dict[int, BatchFeed] = {}  # priority level -> feed of the requests with items of batches
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the items of this merger
         self._unread = 0.0  # number of items that batches have not added yet; inf if unknown
         self._sent_at = -inf  # when a merged request was last filled
         self.batches: dict[MergedBatchWaiter, None] = {}
-        self._pool, self._attempts, self._most_waiting, self._idle = pool, attempts, most_waiting, idle
+        self.pool, self.tenant = pool, tenant
+        self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
         self._timer: TimerHandle | None = None
         self._timer_at = inf
         self._live: dict[MergedItem, None] = {}  # items that are not over
@@ -165,25 +155,23 @@ class RequestMerger(Waiter):
     def waiting(self) -> int:
         return self._collector.waiting
 
-    def _unfilled(self) -> list[Task]:
-        return [each.request for each in self._classes.values() if each.request is not None]
-
     def _unqueue(self, request: MergedRequest) -> None:
         """Record that a merged request is filled or has ended."""
-        if request.priority_class.request is request:
-            request.priority_class.request = None
+        if self._unfilled.get(request.key) is request:
+            del self._unfilled[request.key]
 
     # adding items
 
-    def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged. The time
-        limit of a single item starts now, that of a batch item when it is sent."""
-        engine, watch = self.driver.engine, self.driver.watch
+    def put(self, items: list[MergedItem]) -> None:
+        """Add items of one class. They are submitted in the next iteration of the event loop, so that all items of one iteration can be
+        merged. The time limit of a single item starts now, that of a batch item when it is sent."""
+        engine, watch, (_, batch) = self.driver.engine, self.driver.watch, items[0].key
         if self._most_waiting is not None and not batch:
             with engine.lock:
-                single = sum(each.waiting - (each.request is not None) for each in self._classes.values() if each.feed is None)
-                if single + self._pool.queue.waiting >= self._most_waiting:
-                    raise queue_full_error(engine.clock(), self._pool, self._most_waiting)
+                queues = [queue for queue in self._collector.queues() if not queue.key[1]]
+                single = sum(len(queue.items) - (queue.key in self._unfilled) for queue in queues)
+                if single + self.pool.queue.waiting >= self._most_waiting:
+                    raise queue_full_error(engine.clock(), self.pool, self._most_waiting)
         if watch is not None:
             for item in items:
                 watch.began(item)
@@ -192,15 +180,10 @@ class RequestMerger(Waiter):
             for item in items:
                 item.born = item.arrived = now
                 item.state = TaskState.QUEUED
-                if (place := (item.level, batch)) not in self._classes:
-                    feed = BatchFeed(self._pool, item.level, self, now, item.tenant) if batch else None
-                    self._classes = dict(sorted([*self._classes.items(), (place, PriorityClass(item.level, item.tenant, feed))]))
-                item.merger, item.priority_class = self, self._classes[place]
-                item.priority_class.waiting += 1
-                self._collector.put(item)
+                item.merger = self
                 if not batch and item.timeout is not None:
-                    item.until = now + item.timeout
-                    self._collector.add_deadline(item, item.until)
+                    item.deadline = now + item.timeout
+                self._collector.put(item)
         self.driver.waiters[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
@@ -213,7 +196,7 @@ class RequestMerger(Waiter):
             self.driver.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Let batches read ahead, and submit a merged request for each priority class that needs one."""
+        """Let batches read ahead, and submit a merged request for each class that needs one."""
         self._soon = False
         if not self._live and not self.batches:
             return
@@ -223,10 +206,10 @@ class RequestMerger(Waiter):
         unread, engine = sum(batch.unread() for batch in self.batches), self.driver.engine
         with engine.lock:
             self._unread, pause_end = unread, -inf
-            wanted = any(each.waiting and each.request is None for each in self._classes.values())
+            wanted = any(queue.key not in self._unfilled for queue in self._collector.queues())
             full = min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
             if wanted and self.waiting < full:  # single items wait for others
-                pause_end = self._sent_at + sizing.pause(self._pool)
+                pause_end = self._sent_at + sizing.pause(self.pool)
             paused = pause_end > engine.clock()
         if wanted:
             self.driver.locked(self._submit, paused)
@@ -235,21 +218,25 @@ class RequestMerger(Waiter):
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Submit an unfilled merged request for each priority class with waiting items, and the next one if it is sent at once."""
-        for each in self._classes.values():
-            if paused and each.feed is None and each.level >= Priority.NORMAL:
+        """Submit an unfilled merged request for each class with waiting items, and the next one if it is sent at once."""
+        for key in sorted(queue.key for queue in self._collector.queues()):
+            level, batch = key
+            if paused and not batch and level >= Priority.NORMAL:
                 continue
-            while each.waiting and each.request is None:
-                each.request = MergedRequest(self._pool, each, self)
-                self._hand_in(now, each.request)
+            while self._collector.queue(key) is not None and key not in self._unfilled:
+                self._unfilled[key] = MergedRequest(key, self)
+                self._hand_in(now, self._unfilled[key])
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
-        """Submit a merged request. In a priority class of batches, a request with items goes before unfilled ones."""
-        scheduler, feed = self.driver.engine.scheduler, request.priority_class.feed
-        if feed is None:
+        """Submit a merged request. In a feed, a request with items goes before unfilled ones."""
+        scheduler, (level, batch) = self.driver.engine.scheduler, request.key
+        if not batch:
             request.state = TaskState.WAITING  # the state NEW is not used, because the queue limit counts items, not merged requests
             scheduler.submit(now, request)
             return
+        feed = self._feeds.get(level)
+        if feed is None:
+            feed = self._feeds[level] = BatchFeed(self.pool, level, self, now, self.tenant)
         if request.members:
             feed.buffer.appendleft(request)
         else:
@@ -326,7 +313,7 @@ class RequestMerger(Waiter):
     def abandon(self) -> list[Task]:
         with self.driver.engine.lock:
             loaded = {item.request: None for item in self._live if item.request is not None}
-            left: list[Task] = [*loaded, *self._unfilled()]
+            left: list[Task] = [*loaded, *self._unfilled.values()]
         self._live.clear()
         self.batches.clear()
         self._rest_if_idle()
@@ -352,30 +339,30 @@ class RequestMerger(Waiter):
         return True
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        queue = self._collector.queue(before[0].key) if before else self._collector.first()
         most = ALL if limits.items is None else limits.items
         if self.spec.divides:
             service = self._services.get(source) or sizing.ServiceTimeModel()
-            most = min(most, sizing.length(now, self._pool, self.waiting + len(before) + self._unread, service))
+            most = min(most, sizing.length(now, self.pool, self.waiting + len(before) + self._unread, service))
         most = max(0, most - len(before))
-        taken: list[MergedItem] = [] if queue is None else self._collector.take(most, queue=queue)
+        first = self._collector.first()
+        level = before[0].level if before else -1 if first is None else first.key[0]
+        taken: list[MergedItem] = []
+        for queue in sorted((each for each in self._collector.queues() if each.key[0] == level), key=KeyQueue.order):
+            taken += self._collector.take(most - len(taken), queue=queue)
         # only a short request gets items of other levels too: an urgent item must not wait for the answers to many others
-        while len(taken) < min(most, sizing.LEAST - len(before)) and (queue := self._collector.first()) is not None:
-            taken += self._collector.take(min(most, sizing.LEAST - len(before)) - len(taken), queue=queue)
-        for item in taken:
-            item.priority_class.waiting -= 1
-        taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
+        while len(taken) < min(most, sizing.LEAST - len(before)) and (first := self._collector.first()) is not None:
+            taken += self._collector.take(min(most, sizing.LEAST - len(before)) - len(taken), queue=first)
+        taken = [item for item in taken if item.deadline > now]  # the timer of the deadline ends items that are too late
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
         for item in taken:
             if item.sent_at is None:
                 item.sent_at = now
-                if item.priority_class.feed is not None:
-                    item.born = now
-                    item.waiter.took()
+                if item.key[1]:
+                    item.born, opened_at = now, item.waiter.took()
                     if item.timeout is not None:
-                        item.until = deadline(now, source, self._pool, item.timeout, item.waiter.opened_at)
-                        self._collector.add_deadline(item, item.until)
+                        item.deadline = deadline(now, source, self.pool, item.timeout, opened_at)
+                        self._collector.add_deadline(item, item.deadline)
             item.attach(request)
             item.state = TaskState.SENT
         return taken
@@ -387,7 +374,6 @@ class RequestMerger(Waiter):
             for item in items[fits:]:
                 item.detach()
                 item.state = TaskState.QUEUED
-                item.priority_class.waiting += 1
             self._collector.put_back(items[fits:])
         return items[:fits]
 
@@ -404,7 +390,7 @@ class RequestMerger(Waiter):
 
     def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
         """Return whether every endpoint accepts all items. If not, the request is not hedged, because a hedge has the same items."""
-        others = {self._limits_at(source, items) for source in self._pool.sources} - {limits}
+        others = {self._limits_at(source, items) for source in self.pool.sources} - {limits}
         calls = [item.payload for item in items]
         return all(self.spec.fitting(other, calls) == len(calls) for other in others)
 
@@ -448,7 +434,7 @@ class RequestMerger(Waiter):
             self._send_again(part, tries, split)
 
     def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
-        request = MergedRequest(self._pool, items[0].priority_class, self, items, split)
+        request = MergedRequest(items[0].key, self, items, split)
         request.tries = tries
         for item in items:
             item.attach(request)
@@ -473,7 +459,6 @@ class RequestMerger(Waiter):
             for item in items:
                 if item.place is WAITING:
                     self._collector.remove(item)
-                    item.priority_class.waiting -= 1
                 item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
             empty: list[Task] = [request for request in requests if request.state is not TaskState.DONE and not request.left()]
@@ -501,13 +486,12 @@ class RequestMerger(Waiter):
             self._timer.cancel()
             self._timer = None
         with self.driver.engine.lock:
-            unfilled = self._unfilled()
-            classes, self._classes = self._classes, {}
-        self._withdraw(unfilled)
-        for each in classes.values():
-            if each.feed is not None:
-                with self.driver.engine.lock:
-                    self.driver.engine.scheduler.close_feed(each.feed)
+            unfilled, self._unfilled = self._unfilled, {}
+            feeds, self._feeds = self._feeds, {}
+        self._withdraw(list(unfilled.values()))
+        with self.driver.engine.lock:
+            for feed in feeds.values():
+                self.driver.engine.scheduler.close_feed(feed)
         self.driver.waiters.pop(self, None)
         self._idle()
 
@@ -571,18 +555,15 @@ class MergedBatchWaiter(BatchWaiter):
 
     # called by the mergers
 
-    @property
-    def opened_at(self) -> float:
-        return self._feed.opened_at
-
     def more(self) -> None:
         if self._feed.failing is None and self._room() > 0:
             self.read(self._feed)
 
-    def took(self) -> None:
-        """Record that an item was sent for the first time."""
+    def took(self) -> float:
+        """Record that an item was sent for the first time. Returns when the batch began, in seconds."""
         if self._feed.left:
             self._feed.left -= 1
+        return self._feed.opened_at
 
     def unread(self) -> float:
         if self._feed.ended:
@@ -615,7 +596,7 @@ class MergedBatchWaiter(BatchWaiter):
         return AHEAD - len(self._feed.incoming) - sum(merger.waiting for merger in self._mergers.values())
 
     def _put(self, index: int, payload: Any) -> None:
-        item = MergedItem(payload, self._pool, self._request_options, self, index)
+        item = MergedItem(payload, self._pool, self._request_options, self, index, batch=True)
         self._live[item] = None
         self._feed.read(item)
         if self._is_async:
@@ -630,7 +611,7 @@ class MergedBatchWaiter(BatchWaiter):
             if key not in self._mergers:
                 self._mergers[key] = self._find(self.driver, self._pool, self._spec, self._request_options.tenant, key)
                 self._mergers[key].batches[self] = None
-            self._mergers[key].put(items, batch=True)
+            self._mergers[key].put(items)
 
     # ending early
 

@@ -87,14 +87,14 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     driver: Any = SimpleNamespace(
         engine=engine, watch=None, waiters={}, loop=SimpleNamespace(call_soon=lambda _: None, is_closed=lambda: False)
     )
-    merger = RequestMerger(driver, pool, spec, LearnedLimits(), attempts=3, most_waiting=None, idle=lambda: None)
+    merger = RequestMerger(driver, pool, spec, None, LearnedLimits(), attempts=3, most_waiting=None, idle=lambda: None)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
         for index in range(3)
     ]
     merger.put(made)
-    request = MergedRequest(pool, made[0].priority_class, merger)
+    request = MergedRequest(made[0].key, merger)
     assert merger.fill(2.5, request, source)
     assert [member.index for member in request.members] == [2]
     assert merger._collector.due(2.5) == made[:2]
-    assert not merger.fill(9.0, MergedRequest(pool, made[0].priority_class, merger), source)
+    assert not merger.fill(9.0, MergedRequest(made[0].key, merger), source)

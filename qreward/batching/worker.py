@@ -1,0 +1,240 @@
+"""``LoopWorker``: the items and batches of one queue in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any
+
+from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, SlotRule
+from qreward.batching.in_flight import BatchFunction, InFlightBatch
+from qreward.batching.ray_serve import record_batch
+from qreward.batching.settings import BatchRecord
+from qreward.errors import ClientClosed, QueueFull, RequestTimeout
+
+_log = logging.getLogger("qreward")
+
+
+class LoopWorker:
+    """Runs a queue in one event loop. Only ``post`` may be called from outside this loop."""
+
+    def __init__(self, queue: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
+        self.queue = queue
+        self.loop = loop
+        self.clock = loop.time
+        self.collector = Collector()
+        self.rule = SlotRule(self.collector)
+        self.batches: set[InFlightBatch] = set()
+        self._context = queue.context.copy()  # a copy, because two event loops cannot run in the same context at once
+        self._settings = queue.settings  # the settings of the next batch
+        self._woken = False
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+        self._idle = asyncio.Event()  # set while the queue is closing and has nothing to do
+        queue.update()  # Ray Serve may have been imported since then
+        queue.warn_of_ongoing_requests()
+
+    def admit(self, count: int) -> None:
+        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added, even after starting what may start."""
+        queue, most = self.queue, self.queue.settings.max_queue_size
+        if queue.closed:
+            raise ClientClosed(f"the queue of {queue.name} is closed; create a new one to submit further items")
+        if most is None or self.collector.waiting + count <= most:
+            return
+        self.pump()
+        waiting = self.collector.waiting
+        if waiting + count > most:
+            queue.counters.count("rejected", count)
+            message = f"{waiting} items are already waiting for {queue.name}"
+            message += "" if count == 1 else f"; {count} more do not fit"
+            raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
+
+    def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
+        """Add an item, for which :meth:`admit` was called, and return it. A caller that stops waiting for it must call ``abandon``."""
+        queue, settings, collector = self.queue, self.queue.settings, self.collector
+        if queue.plain:
+            item: Any = Item(value, self.clock(), signature_key, 1, level)
+        else:
+            key_fn = settings.batch_key_fn
+            key = signature_key if key_fn is None else (signature_key, key_fn(queue.first_of(value)))
+            cost = 1 if settings.batch_size_fn is None else queue.size_of([value])
+            if cost > settings.max_batch_size:
+                raise too_large()
+            item = queue.item_type(value, self.clock(), key, cost, level)
+            if queue.serve is not None:
+                item.request_context = queue.serve._get_serve_request_context()
+                item.key = key, item.request_context.multiplexed_model_id
+        item.future = self.loop.create_future()
+        seconds = timeout or settings.timeout
+        if seconds is not None:
+            item.deadline = item.arrived + seconds
+            if item.deadline < self._timer_at:
+                self._set_timer(item.deadline, item.arrived)
+        if not collector.waiting:
+            self._settings = settings
+        collector.put(item)
+        if not self._woken and len(self.batches) < settings.max_concurrent_batches:
+            self._woken = True
+            self.loop.call_soon(self.pump, context=self._context)
+        return item
+
+    def abandon(self, item: Any) -> None:
+        """Remove an item whose caller has stopped waiting, or whose event loop was closed."""
+        if item.place is OVER:
+            return
+        if self.loop.is_closed():
+            item.place = OVER
+            return
+        item.future.cancel()
+        self.queue.counters.count("cancelled")
+        if item.place is WAITING:
+            self.collector.remove(item)
+            if not self.collector.waiting:
+                self.pump()  # the timer may no longer be needed, and a waiting ``close`` may now return
+        else:
+            item.batch.abandon(item)
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call a function in this worker's event loop, from any thread. If the loop is closed, do nothing."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(callback, *args)
+
+    def pump(self) -> None:
+        """Start all batches that may start now, and set the timer for the next due time."""
+        self._woken = False
+        if not self.collector.waiting and self._timer is None and not self._closing:
+            return
+        now, at = self.clock(), inf
+        if self._timer is not None:  # a timer is set while any item has a deadline
+            self._end_late(now)
+        while self.collector.waiting and len(self.batches) < self.queue.settings.max_concurrent_batches:
+            items, at = self._next(now)
+            if not items:
+                break
+            batch = self.queue.batch_type(self.queue, items, self._settings.max_batch_size, now)
+            self.batches.add(batch)
+            self.rule.sent(now)
+            self._settings = self.queue.settings
+            self.queue.counters.sent([now - item.arrived for item in items])
+            batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
+            batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
+            at = inf
+        if self._timer is not None or at != inf:
+            self._set_timer(min(at, self.collector.next_deadline()), now)
+        if self._closing and not self._busy():
+            self._idle.set()
+
+    def _end_late(self, now: float) -> None:
+        """Fail the items whose timeout has passed."""
+        for item in self.collector.due(now):
+            if not item.future.done():
+                if waited := item.place is WAITING:
+                    self.collector.remove(item)
+                where = "it was still waiting for a batch" if waited else "its batch was under way"
+                limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
+                self.queue.counters.count("expired")
+                item.fail(RequestTimeout(f"{self.queue.name} gave no result within {limit}; {where}"))
+                if not waited:
+                    item.batch.abandon(item)
+
+    def _next(self, now: float) -> tuple[list[Any], float]:
+        """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""
+        queue, settings = self.queue, self.queue.settings
+        measure = None if settings.batch_size_fn is None else self._size
+        while True:
+            if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
+                self._settings = settings
+            slots = settings.max_concurrent_batches
+            items, at = self.rule.next(now, self._settings, len(self.batches), slots, measure, self._closing)
+            if measure is not None and len(items) == 1 and items[0].cost > self._settings.max_batch_size:
+                items[0].fail(too_large())  # the limit was lowered after the item was submitted
+            present = [item for item in items if not item.future.done()]
+            if len(present) == len(items):
+                return items, at
+            for item in items:
+                if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
+                    item.place = OVER
+                    queue.counters.count("cancelled")
+            self.collector.put_back(present)  # the batch may not be full any more
+
+    def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
+        """Free the slot of a batch that has ended, and start the next batch."""
+        if batch not in self.batches:
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and batch.error is None:
+            batch.fail(error)
+        rest = batch.unstoppable
+        if rest is not None and not rest.done():
+            rest.add_done_callback(lambda _: self._ended(batch, task), context=self._context)
+            self.pump()
+            return
+        self.batches.discard(batch)
+        seconds = self.clock() - batch.sent_at
+        self.queue.counters.ended(seconds, batch.failed)
+        if batch.alive or batch.error is None:
+            self.rule.done(seconds)
+        on_batch, name = self.queue.settings.on_batch, self.queue.name
+        if on_batch is not None or self.queue.serve is not None:
+            items, size, waiting = batch.items, sum(item.cost for item in batch.items), self.collector.waiting
+            record_batch(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
+            if on_batch is not None:
+                waits = tuple(batch.sent_at - item.arrived for item in items)
+                try:
+                    on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
+                except Exception:
+                    _log.exception("on_batch of %s raised", name)
+        batch.items = []  # break the reference cycle, so that reference counting frees the items
+        del batch.task
+        self.pump()
+
+    def _set_timer(self, at: float, now: float) -> None:
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = None if at == inf else self.loop.call_later(max(0.0, at - now), self._on_timer, context=self._context)
+
+    def _on_timer(self) -> None:
+        self._timer_at = -inf  # the timer has fired and must be set again
+        self.pump()
+
+    async def close(self, drain: bool) -> None:
+        """Wait until no item waits and no batch runs. Do not wait for work in a thread or an actor whose callers have all left."""
+        self._closing = True
+        if not drain:
+            message = f"the queue of {self.queue.name} was closed before the item was done"
+            for item in self.collector.items():
+                self.collector.remove(item)
+                item.fail(ClientClosed(message))
+            for batch in list(self.batches):
+                for item in batch.items:
+                    if item.place is TAKEN:
+                        item.fail(ClientClosed(message))
+                batch.unstoppable = None
+                if batch.task.done():
+                    self._ended(batch, batch.task)
+                else:
+                    batch.task.cancel()
+        self.pump()
+        while self._busy():
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _busy(self) -> bool:
+        return self.collector.waiting > 0 or not all(batch.task.done() for batch in self.batches)
+
+    def _size(self, items: list[Any]) -> float:
+        return self.queue.size_of([item.value for item in items])
+
+
+def too_large() -> RuntimeError:
+    return RuntimeError(
+        "Size of item is greater than max_batch_size. Please increase the max_batch_size or check the implementation of the batch_size_fn."
+    )

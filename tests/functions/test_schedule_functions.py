@@ -219,10 +219,11 @@ def test_one_function_serves_many_threads_and_loops_under_one_limit() -> None:
 
 def test_a_call_is_hedged_although_the_loop_that_freed_its_slot_is_not_run_any_more() -> None:
     tries: list[str] = []
+    may_end = asyncio.Event()
 
     @schedule(pool="freed", max_concurrency=2)
     async def holds() -> None:
-        await asyncio.sleep(0.001)
+        await may_end.wait()
 
     @schedule(pool="freed", max_concurrency=2, hedged_request_time=0.05)
     async def waits() -> str:
@@ -236,6 +237,7 @@ def test_a_call_is_hedged_although_the_loop_that_freed_its_slot_is_not_run_any_m
     waiter = second.create_task(waits())
     second.run_until_complete(asyncio.sleep(0))
     assert tries == []
+    may_end.set()
     first.run_until_complete(asyncio.gather(*holders))
     assert second.run_until_complete(asyncio.wait_for(waiter, 5)) == "answers"
     for loop in (first, second):

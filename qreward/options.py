@@ -242,7 +242,7 @@ def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
         return Arguments({}, dict(options))
     found = Arguments({}, {})
     for name, value in options.items():
-        found[name not in names][name] = value
+        (found.options if name in names else found.params)[name] = value
     return found
 
 

@@ -156,7 +156,7 @@ class BatchWaiter(Waiter):
         try:
             if self._progress is not None:
                 self._show_progress()
-            # the first tasks are handed over with the batch; if they are read later, ``refill`` follows without a request for them
+            # the first tasks are handed over by ``open``; if they are read later, ``_read_later`` calls ``refill`` without being asked
             self._feed.more_requested = not self.read(self._feed)
             driver.locked(driver.engine.scheduler.open, self._feed)
             await self._done

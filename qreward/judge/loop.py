@@ -73,7 +73,7 @@ class CallTask(Task):
         pool, options = common.pools[model.model], common.options
         super().__init__(model.request(call), pool, options.level, timeout, common.batch or item, 0, options.tenant)
         self.item, self.place, self.call, self.earlier = item, place, call, earlier
-        self.form, self.hedge, self.prefix = model.form.name, options.hedge, pool.prefix_of_task(self.payload)
+        self.form, self.hedge, self.prefix = model.form.name, options.hedge, pool.find_prefix(self.payload)
         item.tasks[place] = self
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002

@@ -126,7 +126,7 @@ class LargestFirst(Generic[T]):
 
 
 class AffineQueue(Generic[T]):
-    """Keeps waiting tasks of one pool in the order of arrival. A source may take a later task by prefix affinity."""
+    """Keeps waiting tasks of one batch or tenant in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
         "_ahead", "_before", "_current", "_entries", "_grouped", "_groups", "_head", "_held", "_kept", "_left", "_line", "_of_others",

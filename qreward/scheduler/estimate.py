@@ -1,4 +1,7 @@
-"""The one estimate behind every choice of an endpoint: when would this source have answered this task?
+"""The one estimate behind the choice of an endpoint: when would this source have answered this task?
+
+A new task goes to the free source with the least ``tries * service``, a retry to the source with the least ``finish``. Copies of requests
+and the last items of a batch compare the seconds per token of the latest answers (``SourceService.recent``).
 
     finish  = wait + tries * service
     service = pace * (overhead + tokens) * (1 + LOAD * inflight / capacity)

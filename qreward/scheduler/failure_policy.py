@@ -76,7 +76,8 @@ class FailurePolicy:
         self._retry = retry
         self._rng = rng
 
-    def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
+    def record(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
+        """Record a failure at the source and the task of an attempt. Returns what follows for the task."""
         task = attempt.task
         if isinstance(outcome, Cancelled):
             if attempt.cancel_reason is not CancelReason.OVERDUE:

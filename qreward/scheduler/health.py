@@ -60,7 +60,7 @@ class Health:
         self._reset()
 
     def _reset(self) -> None:
-        self.open_until = -inf  # the source is out of service before this time; -inf while in service
+        self.open_until = -inf  # no request is sent before this time, and the first one after it is a test; -inf while in service
         self.half_open = False  # only one request may be in flight; also true while the source is out of service
         self._failures: list[tuple[int, int]] = []  # (order, task) of the latest failures; ``order`` counts the requests that were sent
         self.clean, self._stalled = True, False

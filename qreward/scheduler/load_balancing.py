@@ -1,6 +1,6 @@
-"""Load balancing: a balancer keeps the sources of one pool that have a free slot, and chooses which of them takes the next task.
+"""Load balancing: a balancer keeps the sources of one pool that may have a free slot, and chooses which of them takes the next task.
 
-If no source has a free slot, no choice is needed: the first source that gets a free slot takes the task.
+If no source has a free slot, the task waits in the queue of the pool, from which the sources that get a free slot take tasks.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ COMPARED = 16
 """Number of sources with a free slot that are compared for one task. If there are more, the better half of the last comparison is compared
 with others in turn, so that good sources are remembered (Mitzenmacher, Prabhakar and Shah, "Load Balancing with Memory", FOCS 2002)."""
 EQUAL = 1.02
-"""Expected times that differ by less than this factor count as equal. Of equal sources, the one that was free first is chosen."""
+"""Expected times that differ by less than this factor count as equal. Of equal sources, the one that was offered first is chosen."""
 
 
 class Balancer:
-    """Keeps the sources of a pool that have a free slot, and chooses the one with the lowest score.
+    """Keeps the sources of a pool that may have a free slot, and chooses the one with the lowest score.
 
-    Of equal scores, the source that was free first is chosen.
+    Of equal scores, the source that was offered first is chosen. The scheduler checks that the chosen source is ready.
     """
 
     by_speed = False
     """The balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
 
     def __init__(self) -> None:
-        self._free: OrderedDict[Source, None] = OrderedDict()  # sources with a free slot, the one offered last first
+        self._free: OrderedDict[Source, None] = OrderedDict()  # sources that may have a free slot, the one offered last first
 
     def offer(self, source: Source) -> None:
         self._free[source] = None

@@ -42,7 +42,7 @@ class Pool:
         self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
-        self.compared = 0  # number of oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for a single source
+        self.affinity_look_ahead = 0  # oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for one source
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # time since which no source is alive; inf while a source is alive, or no batch is open
         self.due = -1  # belongs to the timer wheel
@@ -58,9 +58,9 @@ class Pool:
         for source in sources:
             self.join(source)
 
-    def prefix_of_task(self, payload: Any) -> Prefix | None:
+    def find_prefix(self, payload: Any) -> Prefix | None:
         """Return the prefix of a task's prompt, or None if it is unknown or not needed. A pool of one endpoint needs no prefixes."""
-        if not self.compared or self.prefix_of is None:
+        if not self.affinity_look_ahead or self.prefix_of is None:
             return None
         if self.holders.is_affinity_useful():
             named_only = False
@@ -89,7 +89,7 @@ class Pool:
     def set_look_ahead(self, tasks: int) -> None:
         """Set the number of waiting tasks among which the sources choose by prefix affinity; 0 turns prefix affinity off."""
         self.look_ahead = tasks
-        self.compared = tasks if len(self.sources) > 1 else 0
+        self.affinity_look_ahead = tasks if len(self.sources) > 1 else 0
 
     def is_alive(self) -> bool:
         alive = self._alive
@@ -98,7 +98,7 @@ class Pool:
         return alive is not None
 
     def best(self, now: float, task: Task, besides: Source | None = None) -> tuple[float, Source | None]:
-        """Return the source that is expected to answer a task first, and the seconds in which it is. ``besides`` is left out."""
+        """Return the seconds in which a task is expected to be answered at the best source, and this source. ``besides`` is left out."""
         best, found = inf, None
         for source in self._promising(now):
             if source is not besides and not source.removed and (seconds := source.finish(now, task, best)) < best:

@@ -1,8 +1,8 @@
 """The queue of a pool. Sources with a free slot take tasks from it.
 
 There are ten priority levels. Entries are ordered by their arrival time plus ``AGEING`` seconds per level, so that urgent tasks go first
-and no task starves. Within a level retries go first. Then the tenants take turns, one request each. Within a tenant, single tasks (those
-outside of batches) go first. Then the batches of the tenant take turns, one item each.
+and no task starves. Within a level a retry goes ahead of what arrived after it. Then the tenants take turns, one request each. Within a
+tenant, single tasks (those outside of batches) go first. Then the batches of the tenant take turns, one item each.
 
 Tasks that ended while they waited are removed when the queue encounters them.
 """
@@ -178,7 +178,7 @@ class Tenant:
         if now - head.born > PASSED_OVER * (order_time(head) - head.born):
             return self.line.popleft()
         pool = head.pool
-        while (task := self.line.take(source, pool.compared, pool.holders)).state is not QUEUED:
+        while (task := self.line.take(source, pool.affinity_look_ahead, pool.holders)).state is not QUEUED:
             pass
         return task
 
@@ -229,21 +229,21 @@ class PriorityLevel:
     def best(self, source: Source, now: float, allow_batch: bool) -> tuple[float, Found]:
         """Return the sort key of the most urgent entry for a source (inf if there is none), and the entry that it should take."""
         found: Found = None
-        first = age = inf
+        first = earliest = inf
         for tenant in self.tenants.values():
             entry = tenant.next(allow_batch)
             if entry is None:
                 continue
             if found is None:
                 found, first = entry, entry.born
-            age = min(age, entry.born)
+            earliest = min(earliest, entry.born)
             if isinstance(entry, Task):  # it may be more urgent than a batch whose turn it is
                 break
         if self.again.groups:
             line = self.again.first(source, now)
             if line is not None and (retried := rank(line[0], source)) <= first:
-                return min(age, retried) + self.delay, line
-        return age + self.delay, found
+                return min(earliest, retried) + self.delay, line
+        return earliest + self.delay, found
 
     def take(self, found: Task | BatchFeed | deque[Task], source: Source, now: float) -> tuple[Task, BatchFeed | None]:
         """Remove and return the entry ``found`` by ``best``, or another entry of the same line that suits the source better."""
@@ -255,7 +255,7 @@ class PriorityLevel:
         if isinstance(found, Task):
             return tenant.take(found, source, now), None
         pool = found.pool
-        task = found.buffer.take(source, pool.compared, pool.holders)
+        task = found.buffer.take(source, pool.affinity_look_ahead, pool.holders)
         task.feed = found
         found.born = now + BULK
         if not found.buffer:

@@ -53,8 +53,7 @@ MORE: Final = 3
 Command = tuple[Any, ...]
 
 LOOK_LATER = 0.25
-"""Seconds after which a check is repeated. A pool with idle sources is checked again after this time. Attempts that were not copied because
-no source had capacity are also checked again after this time."""
+"""Seconds after which a pool with idle sources, and attempts that no source had the capacity to copy, are checked again."""
 LOOK_PAUSED = 1.0
 """Seconds after which it is checked again whether the items of a batch fail in an outage, while all its sources are paused. Only a request
 can end an outage."""
@@ -86,7 +85,7 @@ class Scheduler:
         hedge: Hedge | None = None,
         most_waiting: int | None = None,
     ) -> None:
-        self.rng = rng  # as given
+        self.rng = rng  # also of the sources that the fleet makes
         self.out: list[Command] = []  # the commands of the last input
         self.health_changes: list[HealthChange] = []  # sources that went out of service or came back, until the engine takes them
         self.wheel = TimerWheel()  # timers of tasks, sources, pools and feeds
@@ -108,11 +107,11 @@ class Scheduler:
 
     def open(self, now: float, feed: BatchFeed) -> None:
         """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
-        self.outages.enter(now, feed)
         if feed.incoming:
+            self.outages.enter(now, feed)
             self.refill(now, feed)
         else:
-            self.outages.check(now, feed.pool)
+            self.attend(now, feed)
             self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
@@ -132,7 +131,7 @@ class Scheduler:
             self._fail_waiting(feed, feed.failing)
         if feed.buffer:
             feed.pool.queue.put_feed(feed)
-            self._check(now, feed.pool)
+            self._check_outage(now, feed.pool)
             self.pump(now, feed.pool)
         if feed.failing is not None:
             self._ask(feed)
@@ -191,7 +190,7 @@ class Scheduler:
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
         else:
-            verdict = self._failure_policy.of(now, attempt, outcome)
+            verdict = self._failure_policy.record(now, attempt, outcome)
             if source.tokens is not None:
                 self.tokens.settle(attempt, None)
             if task.prefix is not None:
@@ -225,7 +224,7 @@ class Scheduler:
             return
         attempt.committed = True
         if task.copy is not None:
-            self._beat(now, task, attempt)
+            self._cancel_other(now, task, attempt)
             task.attempt, task.copy = attempt, None
         elif task.state is TaskState.QUEUED:  # the task was queued for a copy
             task.state = TaskState.SENT
@@ -333,11 +332,11 @@ class Scheduler:
         if task.holds(attempt):
             attempt.won = True
             if task.copy is not None:
-                self._beat(now, task, attempt)
+                self._cancel_other(now, task, attempt)
             self._end(task)
             self.out.append((FINISH, task, answer, source, now - attempt.sent_at))
 
-    def _beat(self, now: float, task: Task, winner: Attempt) -> None:
+    def _cancel_other(self, now: float, task: Task, winner: Attempt) -> None:
         loser = task.other(winner)
         assert loser is not None
         record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
@@ -376,7 +375,7 @@ class Scheduler:
         """Send waiting tasks of a pool. The balancer chooses a source with capacity, and this source takes a task from its queues."""
         unable: tuple[Source, ...] = ()
         while pool.queue.levels:
-            source = self._ready(now, pool, unable)
+            source = self._take_ready_source(now, pool, unable)
             if source is None:
                 break
             task = self._next(now, source)
@@ -388,25 +387,24 @@ class Scheduler:
         for source in unable:
             self._offer(now, source)
         if unable:  # batch items held back from these sources may be released to them later
-            self._check_later(now, pool)
+            self._check_idle_later(now, pool)
 
     def _place(self, now: float, task: Task, best: Source | None = None) -> None:
-        pool = task.pool
         source = self._choose(now, task, best)
-        if source is not None and not self._too_late(now, task, source):
-            self._send(now, task, source)
-        elif source is None:
+        if source is None:
             self._line_up(now, task)
             if task.failures:  # the best source is not ready, but another one that is may take it
-                self.pump(now, pool)
-            self._check_later(now, pool)
-        if source is not None:
-            self._offer(now, source)
+                self.pump(now, task.pool)
+            self._check_idle_later(now, task.pool)
+            return
+        if not self._too_late(now, task, source):
+            self._send(now, task, source)
+        self._offer(now, source)
 
     def _choose(self, now: float, task: Task, best: Source | None) -> Source | None:
-        """Return the source that a task is sent to now, or None if it should wait. The balancer chooses for a task that failed nowhere."""
+        """Return the source that a task is sent to now, or None if it should wait. The balancer chooses, unless the task has failures."""
         if not (task.failures or task.unfit):
-            return self._ready(now, task.pool, (), task)
+            return self._take_ready_source(now, task.pool, (), task)
         source = best or task.pool.best(now, task)[1]
         if source is None or source.ready_at(now) > now:
             return None
@@ -424,7 +422,7 @@ class Scheduler:
         else:
             self._fail(task, error)
 
-    def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+    def _take_ready_source(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         while (source := pool.balancer.take(now, pool, avoided, task)) is not None:
             at = source.ready_at(now)
             if at <= now:
@@ -438,12 +436,12 @@ class Scheduler:
             if task is None:
                 for pool in source.pools:
                     pool.balancer.offer(source)
-                    self._check_later(now, pool)
+                    self._check_idle_later(now, pool)
                 return
             self._send(now, task, source)
         self._wake(source, at)
 
-    def _check_later(self, now: float, pool: Pool) -> None:
+    def _check_idle_later(self, now: float, pool: Pool) -> None:
         if pool.due < 0 and (pool.batch_inflight or pool.queue.levels):
             self.wheel.add(pool, now + LOOK_LATER)
 
@@ -589,7 +587,7 @@ class Scheduler:
             self._release(now, pool)
 
     def _release(self, now: float, pool: Pool) -> None:
-        self._check(now, pool)
+        self._check_outage(now, pool)
         for task in pool.queue.unservable(pool.sources):
             if task.attempt is not None:  # it was queued for a copy that no source can take now
                 task.state = TaskState.SENT
@@ -597,7 +595,7 @@ class Scheduler:
                 self._place(now, task)
         self.pump(now, pool)
 
-    def _check(self, now: float, pool: Pool) -> None:
+    def _check_outage(self, now: float, pool: Pool) -> None:
         self.outages.check(now, pool)
         error = unservable_error(pool)
         if error is None:
@@ -672,7 +670,7 @@ class Scheduler:
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         task = attempt.task
-        source = self._ready(now, task.pool, self._hedging.others(task))
+        source = self._take_ready_source(now, task.pool, self._hedging.others(task))
         if source is None:
             return
         if self._hedging.is_late(now, attempt, source) and self._hedging.withdraw():
@@ -699,4 +697,4 @@ class Scheduler:
                 self._send(now, task, source)
                 self._offer(now, source)
         if any(source.ready_at(now) <= now for source in pool.sources):
-            self._check_later(now, pool)
+            self._check_idle_later(now, pool)

@@ -1,7 +1,7 @@
 """A source is one endpoint as the scheduler sees it: its limits, its health, its requests in flight, and what it has shown.
 
 Only the scheduler changes this state. ``Source.ready_at`` combines all limits of a source into one time: the earliest time at which the
-source may be sent a request. ``Source.finish`` is the estimate by which sources are chosen.
+source may be sent a request. ``Source.answers_in`` and ``Source.finish`` apply the estimate by which sources are chosen.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Source:
         if away or hint is not None:
             self.cooldown.rejected(now, sent_at, hint)
         if self.learned is not None:
-            self.learned.refused(sent_at)
+            self.learned.rejected(sent_at)
             if away and hint is not None:
                 self.learned.hinted(now, hint)
 

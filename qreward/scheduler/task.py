@@ -55,7 +55,7 @@ class RequestOptions(NamedTuple):
         """Make a task with these options. Finds the prefix of its prompt, unless the pool needs none."""
         task = Task(payload, pool, self.level, self.timeout, waiter, index, self.tenant)
         task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
-        task.prefix = pool.prefix_of_task(payload)
+        task.prefix = pool.find_prefix(payload)
         return task
 
 
@@ -228,4 +228,4 @@ class BatchFeed:
             self.buffer.extend(self.incoming)
             self.incoming.clear()
         if self.read_ahead > READ_AHEAD and len(self.buffer) > 1:
-            self.buffer.form_groups(self.pool.compared, self.pool.holders)
+            self.buffer.form_groups(self.pool.affinity_look_ahead, self.pool.holders)

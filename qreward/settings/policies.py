@@ -123,7 +123,8 @@ Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
 
 
 class LoadBalanceStrategy(StrEnum):
-    """The rule that chooses one of several available endpoints. If there is none, the first that becomes available takes the request."""
+    """The rule that chooses one of several available endpoints for a new request. If there is none, the first that becomes available takes
+    it. A retry, and the copy of a request that hangs, go where an answer is expected first."""
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"

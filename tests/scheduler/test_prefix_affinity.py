@@ -374,24 +374,24 @@ def test_with_one_source_or_without_prefixes_the_order_is_that_of_arrival_in_the
 def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_again_when_one_does() -> None:
     driver = Driver({"a": 1, "b": 1})
     pool, looked = driver.pool, []
-    assert pool.prefix_of_task(0) is None, "there is no affinity"
+    assert pool.find_prefix(0) is None, "there is no affinity"
     pool.prefix_of = lambda payload, named_only: None if named_only else looked.append(payload)
     pool.holders.unshared = IN_VAIN
     for number in range(5 * EACH):
-        pool.prefix_of_task(number)
+        pool.find_prefix(number)
     assert len(looked) == 5
     pool.holders.unshared = 0
     for number in range(EACH):
-        pool.prefix_of_task(number)
+        pool.find_prefix(number)
     assert len(looked) == 5 + EACH
     pool.holders.uncached = IN_VAIN
     for number in range(2 * EACH):
-        pool.prefix_of_task(number)
+        pool.find_prefix(number)
     assert len(looked) == 5 + EACH + 2, "the servers report that they cache nothing"
     pool.holders.uncached = pool.holders.unshared = 0
     del looked[5 + EACH :]
     driver.remove("b")
-    assert pool.prefix_of_task(0) is None, "there is nothing to choose"
+    assert pool.find_prefix(0) is None, "there is nothing to choose"
     assert len(looked) == 5 + EACH
 
 

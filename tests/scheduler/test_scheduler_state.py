@@ -189,7 +189,7 @@ def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_read
     for number in range(60):
         learned.learned.sent(float(number))
         learned.learned.ok(float(number))
-    learned.learned.refused(59.0)
+    learned.learned.rejected(59.0)
     learned.learned.hinted(59.0, 1.0)
     learned.learned.sent(59.0)
     scenes = {

@@ -156,7 +156,7 @@ class LearnedRate:
             self.limiter.rate *= 1 + self._raised
             self._changed = now
 
-    def refused(self, sent_at: float) -> None:
+    def rejected(self, sent_at: float) -> None:
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 

@@ -119,7 +119,7 @@ def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> No
     pace = LearnedRate()
     now = busy(pace, 0.0, 120, 10)
     pace.sent(now)
-    pace.refused(now)
+    pace.rejected(now)
     pace.hinted(now, 5.0)
     assert pace.rate == pytest.approx(SHARE * 10, rel=0.03)
 
@@ -189,6 +189,6 @@ def test_without_a_hint_and_after_a_few_requests_nothing_is_limited() -> None:
     pace.sent(0.0)
     pace.ok(0.5)
     pace.sent(1.0)
-    pace.refused(1.0)
+    pace.rejected(1.0)
     pace.hinted(1.1, 1.0)
     assert pace.rate == inf

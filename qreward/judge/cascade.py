@@ -128,9 +128,9 @@ class Stage(NamedTuple):
         except InvalidResponse as error:
             return error, True
         except ScoreFunctionError as fault:
-            wrong_number = InvalidResponse(f"{fault}; the fault is in your code (see __cause__); return None where it is not sure")
-            wrong_number.__cause__, wrong_number.usage = fault.__cause__, outcome.usage
-            return wrong_number, True
+            invalid = InvalidResponse(f"{fault}; the fault is in your code (see __cause__); return None where it is not sure")
+            invalid.__cause__, invalid.usage = fault.__cause__, outcome.usage
+            return invalid, True
         return outcome, sure is not None and sure >= self.min_confidence
 
 

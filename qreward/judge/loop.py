@@ -95,7 +95,8 @@ class CallTask(Task):
 class ItemCalls(Waiter):
     """Holds an item with the outcomes of its calls, and sends them: as part of a batch, or by itself.
 
-    The first item that asks something sends the calls; equal items wait with it for the same outcome. The first item that waits pays.
+    The first item that asks something sends the calls; equal items wait with it for the same outcome. The tokens are
+    charged to the first item that waits.
 
     Args:
         calls: the calls.

@@ -53,7 +53,7 @@ def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, 
             if name not in item:
                 raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
         return item
-    is_conversation = isinstance(item, tuple | list) and item and isinstance(item[0], Mapping) and prompts.is_conversation(item)
+    is_conversation = prompts.is_conversation(item)
     if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not is_conversation:
         return dict(zip(names, item, strict=False))
     if is_conversation:
@@ -97,7 +97,7 @@ class ItemPrompt:
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
 
-class Asked(NamedTuple):
+class ItemQuestions(NamedTuple):
     """What all items with the same rubric are asked: for each model its prompt and its questions, each of which is one request; and how
     the answers are aggregated."""
 
@@ -126,7 +126,7 @@ class RequestBuilder:
         self._judge, self._limits, self._pairs, self._samples = judge, limits, pairs, config.samples
         self.names = PAIR_NAMES if pairs else POINT_NAMES
         self._column, self._lock = config.rubric_column, threading.Lock()
-        self._of_rubric: dict[str | bytes, Asked] = {}  # a rubric as an item has it, or as settings -> what is asked
+        self._of_rubric: dict[str | bytes, ItemQuestions] = {}  # a rubric as an item has it, or as settings -> what is asked
         self._usual = self._make(_ANY if self._column is not None and config.rubric is None else config.rubric)
         each = config.samples * (2 if pairs else 1)
         self.per_model = {
@@ -136,7 +136,7 @@ class RequestBuilder:
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
         """Make the calls for an item. ``strict`` refuses fields that no template names."""
-        asked = self._usual if self._column is None else self._asked_of(fields, self._column)
+        asked = self._usual if self._column is None else self._questions_of(fields, self._column)
         group = None
         if any(len(questions) > 1 for _, questions in asked.models):
             group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
@@ -169,18 +169,18 @@ class RequestBuilder:
         preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
         return Comparison(preference, score, votes, usage, cached, confidence)
 
-    def _make(self, rubric: Rubric | None) -> Asked:
+    def _make(self, rubric: Rubric | None) -> ItemQuestions:
         config, ends, questions = self._judge.config, self._judge.parser.ends, self._judge.questions
         models = [questions(model, most, rubric, pairs=self._pairs) for model, most in zip(config.model, self._limits, strict=True)]
         if self._pairs:
-            return Asked(models, partial(aggregate_comparisons, how=config.settle))
+            return ItemQuestions(models, partial(aggregate_comparisons, how=config.settle))
         if rubric is None:
-            return Asked(models, partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0]))
+            return ItemQuestions(models, partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0]))
         sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
         bounds = config.range or (0.0, 1.0)
-        return Asked(models, partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds))
+        return ItemQuestions(models, partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds))
 
-    def _asked_of(self, fields: Mapping[str, Any], column: str) -> Asked:
+    def _questions_of(self, fields: Mapping[str, Any], column: str) -> ItemQuestions:
         """Return what an item is asked, by the rubric in its field."""
         value: Any = fields.get(column)
         if self._judge.config.rubric is not None and prompts.is_absent("reference", value):  # which holds for a blank text too

@@ -220,7 +220,7 @@ class KeyState:
         """Return whether the circuit breaker allows a try of a call. The first call after the recovery time becomes the probe."""
         if self.opened_at > -inf and self.probe is None and now >= self.open_until:
             self.probe = call
-        return self.opened_at == -inf or self.probe is call
+        return self.trusts(call)
 
     def failed(self, now: float, call: object) -> bool:
         """Count a failed try. Returns True if it opens the circuit breaker."""

@@ -134,12 +134,17 @@ class Engine(Generic[S]):
         with self.lock:
             if self.closed:
                 raise ClientClosed("the client is closed; make a new one")
-            gone = [self._drivers.pop(other) for other in list(self._drivers) if other.is_closed()]
             driver = self._drivers[loop] = LoopDriver(self, loop, self._backend_factory())
-        for other in gone:
-            other.release()
-            run_in_background(loop, other.backend.aclose())
+        self.release_closed(loop)
         return driver
+
+    def release_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Release what event loops held that were closed without closing the client. Their connections are closed in ``loop``."""
+        with self.lock:
+            gone = [self._drivers.pop(other) for other in list(self._drivers) if other.is_closed()]
+        for driver in gone:
+            driver.release()
+            run_in_background(loop, driver.backend.aclose())
 
     def apply(self, change: Callable[[float], Any]) -> Any:
         """Change the scheduler's state, from any thread, inside or outside an event loop.
@@ -426,6 +431,7 @@ class LoopDriver:
 
     def tick(self) -> None:
         self._timer = None
+        self.engine.release_closed(self.loop)
         self.run(self._change(self.engine.scheduler.tick))
         if self.engine.stalls is not None and self._look_at <= self.engine.clock():
             if self.engine.stalls.look(self.engine, self._look_at - EVERY):

@@ -221,6 +221,27 @@ def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None
     assert not asked[1].done()
 
 
+def test_a_slot_that_a_call_got_whose_loop_was_closed_before_it_sent_anything_goes_to_the_next() -> None:
+    client = client_of(FakeWire(seconds=0.01), {"a": 1})
+    loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
+    asked = []
+    for where, number in ((loop, 1), (closed, 2)):
+        asked.append(where.create_task(ask(client, number, timeout=60)))
+        where.run_until_complete(asyncio.sleep(0))
+    assert loop.run_until_complete(asked[0]) == "re: 1"  # its slot falls to the call of the other loop, which is not running
+    asked[1]._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    closed.close()
+    try:
+        late, waits = (loop.create_task(ask(client, number, timeout=timeout)) for number, timeout in ((3, 0.05), (4, 60)))
+        with pytest.raises(RequestTimeout):  # its timer is the first at which the engine finds the closed loop
+            loop.run_until_complete(late)
+        assert loop.run_until_complete(waits) == "re: 4"
+        loop.run_until_complete(client.aclose())
+    finally:
+        loop.close()
+    assert not asked[1].done()
+
+
 def turn(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0))
 

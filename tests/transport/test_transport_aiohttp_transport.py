@@ -8,6 +8,7 @@ import errno
 import inspect
 import socket
 import ssl
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +35,30 @@ def test_the_private_hooks_of_aiohttp_that_limit_new_connections_and_check_idle_
     assert found == hooks
     assert inspect.iscoroutinefunction(_create_connection)
     assert inspect.iscoroutinefunction(aiohttp.BaseConnector._get)
+
+
+async def test_a_body_is_written_whole_whatever_its_size_and_a_small_one_without_an_asyncio_task() -> None:
+    """On Python 3.11 ``DirectRequest`` sees to that; from 3.12 on, aiohttp does it itself."""
+    sizes = (0, 1, aiohttp_transport._AT_ONCE, aiohttp_transport._AT_ONCE + 1, aiohttp_transport._LARGE, 4 * aiohttp_transport._LARGE)
+    bodies = [b"x" * size for size in sizes]
+    made: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **settings: Any) -> asyncio.Task[Any]:
+        made.append(work.__qualname__)
+        return asyncio.Task(work, loop=loop, **settings)
+
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
+        await transport.post(PATH, b"first")
+        for body in bodies:
+            made.clear()
+            asyncio.get_running_loop().set_task_factory(factory)
+            reply = await transport.post(PATH, body)
+            asyncio.get_running_loop().set_task_factory(None)
+            assert reply.status == 200
+            if len(body) <= aiohttp_transport._AT_ONCE and sys.version_info < (3, 12):
+                assert not [name for name in made if "write_bytes" in name], len(body)
+        assert [len(request.body) for request in server.requests] == [len(b"first"), *sizes]
+        assert {request.headers["content-length"] for request in server.requests[1:]} == set(map(str, sizes))
 
 
 async def test_without_a_parser_aiohttp_keeps_what_arrives_and_then_the_connection_is_to_be_closed() -> None:

@@ -19,6 +19,7 @@ from random import Random
 from statistics import median
 
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
+from qreward.scheduler.hedging import stalls_at
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
@@ -102,7 +103,7 @@ class Scene:
     def silence(self) -> float:
         """Let the last endpoint stop responding; return the CPU seconds of the inspection that detects it."""
         mute = self.sources[-1]
-        while self.now < mute.silence.alarm_at(mute.inflight, mute.latency.mean):
+        while self.now < stalls_at(mute):
             self.answer_all(1, but=mute)
         began = time.process_time()
         self.scheduler._inspect(self.now, mute)

@@ -98,7 +98,7 @@ class FailurePolicy:
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
         source, task = attempt.source, attempt.task
         source.tally.cancelled += 1
-        source.silence.ended(source.inflight)
+        source.silence.ended(source.inflight, beaten=attempt.cancel_reason is CancelReason.BEATEN)
         source.advertised(now, attempt.sent_at, None)
         if attempt.cancel_reason is None:
             return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
@@ -126,7 +126,7 @@ class FailurePolicy:
         if failure.kind in NO_SIGN_OF_LIFE:
             source.silence.ended(source.inflight)
         else:
-            source.silence.broken(now, source.inflight, source.latency.mean)
+            source.silence.broken(now, source.inflight, source.latency.mean, source.inflight_seconds)
         if failure.kind is FailureKind.QUOTA and not source.is_last():
             in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)

@@ -55,17 +55,15 @@ class HedgingPolicy:
         self.policy = policy
         self._tries = tries
         self._share = 0.0 if policy is None else policy.budget
-        self.balance = 0.0 if policy is None else float(policy.reserve)  # copies that the budget still allows
+        self.balance = 0.0 if policy is None else float(policy.reserve)  # copies that the budget allows, without its share of ``sends``
         self._most = self.balance + KEPT * self._share
+        self.sends = 0  # requests that were sent for the first time since a copy was last asked for
 
     # the budget
 
-    def deposit(self) -> None:
-        if self.balance < self._most:
-            self.balance += self._share
-
     def withdraw(self, least: float = 0.0) -> bool:
         """Take one copy from the budget. Returns False, and takes nothing, if less than ``least`` would be left."""
+        self.balance, self.sends = min(self._most, self.balance + self._share * self.sends), 0
         if self.balance < 1 + least:
             return False
         self.balance -= 1
@@ -187,10 +185,11 @@ class HedgingPolicy:
 
 def stalls_at(source: Source) -> float:
     """Return the time at which a source counts as stalled if no answer comes before (see ``StallDetector``)."""
-    if source.latency.mean:
-        return source.silence.alarm_at(source.inflight, source.latency.mean)
-    others = [other.latency.mean for pool in source.pools for other in pool.sources if other.latency.p99 is not None]
-    return source.silence.alarm_at(source.inflight, UNKNOWN * max(others, default=0.0), new=True)
+    mean, new = source.latency.mean, not source.latency.mean
+    if new:
+        others = [other.latency.mean for pool in source.pools for other in pool.sources if other.latency.p99 is not None]
+        mean = UNKNOWN * max(others, default=0.0)
+    return source.silence.alarm_at(source.counted_at, source.inflight, mean, source.inflight_seconds, new=new)
 
 
 def _limit(now: float, attempt: Attempt) -> float:

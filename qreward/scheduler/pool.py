@@ -145,7 +145,7 @@ class Pool:
 
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items that were never sent."""
-        return not (self.balancer.by_speed and self.tail_guard.holds_back(now, source, self))
+        return len(self.sources) == 1 or not (self.balancer.by_speed and self.tail_guard.holds_back(now, source, self))
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"

@@ -9,13 +9,12 @@ Tasks that ended while they waited are removed when the queue encounters them.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import islice
 from math import inf
-from operator import attrgetter
+from typing import NamedTuple
 
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.source import Source
@@ -49,8 +48,13 @@ def rank(task: Task, source: Source) -> float:
     return task.born + LAST * len(task.failures) if source.health.half_open else task.born
 
 
-GroupKey = tuple[Source | None, tuple[Source, ...], tuple[Source, ...]]
-"""The source of the attempt in flight, the sources that cannot serve the task, and the sources at which it failed."""
+class RetryKey(NamedTuple):
+    """What decides which sources should take a task that was sent before."""
+
+    level: int
+    running: Source | None  # the source of its attempt in flight
+    unfit: tuple[Source, ...]  # the sources that cannot serve it
+    failed: tuple[Source, ...]  # the sources at which it failed
 
 
 def should_take(source: Source, task: Task, now: float) -> bool:
@@ -69,7 +73,7 @@ def should_take(source: Source, task: Task, now: float) -> bool:
 
 
 class RetryQueue:
-    """Holds tasks that were sent before, grouped by the sources at which they failed.
+    """Holds tasks that were sent before, grouped by what decides which sources should take them.
 
     With these groups, the tasks that a source should take are found without a look at every task.
     """
@@ -77,53 +81,37 @@ class RetryQueue:
     __slots__ = ("groups",)
 
     def __init__(self) -> None:
-        self.groups: dict[GroupKey, deque[Task]] = {}  # oldest first; some of the tasks may have ended
+        self.groups: dict[RetryKey, deque[Task]] = {}  # oldest first; some of the tasks may have ended
 
     def put(self, task: Task) -> None:
         running = None if task.attempt is None else task.attempt.source
-        key = running, task.unfit, tuple(source for source, _ in task.failures)
+        key = RetryKey(task.level, running, task.unfit, tuple(source for source, _ in task.failures))
         if key not in self.groups:
             self.groups[key] = deque()
         self.groups[key].append(task)
 
-    def first(self, source: Source, now: float) -> deque[Task] | None:
-        """Return the group whose first task a source should take, or None."""
-        best: deque[Task] | None = None
-        least = inf
-        for group in list(islice(self.groups, MOST_GROUPS)):
-            head = self._head(group)
-            if head is not None and (by := rank(head, source)) < least and should_take(source, head, now):
-                best, least = self.groups[group], by
-        return best
-
-    def waits(self) -> bool:
-        while self.groups:
-            if self._head(next(iter(self.groups))) is not None:
-                return True
-        return False
+    def best(self, source: Source, now: float) -> dict[int, tuple[float, deque[Task]]]:
+        """Return for each level the group whose first task a source should take, after the sort key of that task."""
+        found: dict[int, tuple[float, deque[Task]]] = {}
+        for key in list(islice(self.groups, MOST_GROUPS)):
+            group = self.groups[key]
+            while group and group[0].state is not QUEUED:
+                group.popleft()
+            if not group:
+                del self.groups[key]
+            elif (by := rank(group[0], source)) < found.get(key.level, (inf,))[0] and should_take(source, group[0], now):
+                found[key.level] = by, group
+        return found
 
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
-        keys = [key for key in self.groups if all(each is key[0] or each in key[1] or each.health.marked_unhealthy for each in sources)]
+        """Remove and return the tasks that none of these sources may take."""
+        keys = [
+            key for key in self.groups if all(each is key.running or each in key.unfit or each.health.marked_unhealthy for each in sources)
+        ]
         return [task for key in keys for task in self.groups.pop(key) if task.state is QUEUED]
 
     def sweep(self) -> None:
         self.groups = {key: left for key, line in self.groups.items() if (left := deque(task for task in line if task.state is QUEUED))}
-
-    def all(self) -> list[Task]:
-        return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
-
-    def _head(self, group: GroupKey) -> Task | None:
-        """Return the oldest task of a group. If no task is left, remove the group and return None."""
-        line = self.groups[group]
-        while line and line[0].state is not QUEUED:
-            line.popleft()
-        if line:
-            return line[0]
-        del self.groups[group]
-        return None
-
-    def __len__(self) -> int:
-        return sum(map(len, self.groups.values()))
 
 
 class Tenant:
@@ -182,136 +170,40 @@ class Tenant:
             pass
         return task
 
+    def take_item(self, feed: BatchFeed, source: Source, now: float) -> Task:
+        """Remove and return the item of a batch that a source should take. Then it is the turn of the tenant's next batch."""
+        pool = feed.pool
+        task = feed.buffer.take(source, pool.affinity_look_ahead, pool.holders)
+        task.feed = feed
+        feed.born = now + BULK
+        if len(self.batches) > 1:
+            self.batches.move_to_end(feed)
+        return task
+
     def sweep(self) -> None:
         self.line.keep([task for task in self.line if task.state is QUEUED])
         self.early = [entry for entry in self.early if entry[2].state is QUEUED]
         heapify(self.early)
 
-    def tasks(self) -> list[Task]:
-        self.sweep()
-        return [*self.line, *(task for _, _, task in self.early)]
-
     def __len__(self) -> int:
         return len(self.line) + len(self.early) + sum(len(feed.buffer) for feed in self.batches)
 
 
-Found = Task | BatchFeed | deque[Task] | None
+_NONE: OrderedDict[str | None, Tenant] = OrderedDict()
+
+Entry = Task | BatchFeed | deque[Task]
 """A single task, a batch whose next item is to be taken, or a group of retries whose head is to be taken."""
 
 
-class PriorityLevel:
-    """Holds the entries of one priority level."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.delay = number * AGEING
-        self.again = RetryQueue()
-        self.tenants: OrderedDict[str | None, Tenant] = OrderedDict()  # those with entries, the one whose turn it is first
-
-    def put(self, task: Task) -> None:
-        if task.sent_at is None:
-            self._tenant(task.tenant).put(task)
-        else:
-            self.again.put(task)
-
-    def put_feed(self, feed: BatchFeed) -> None:
-        self._tenant(feed.tenant).batches[feed] = None
-        feed.queued = True
-
-    def _tenant(self, name: str | None) -> Tenant:
-        tenant = self.tenants.get(name)
-        if tenant is None:
-            tenant = self.tenants[name] = Tenant()
-        return tenant
-
-    # taking
-
-    def best(self, source: Source, now: float, allow_batch: bool) -> tuple[float, Found]:
-        """Return the sort key of the most urgent entry for a source (inf if there is none), and the entry that it should take."""
-        found: Found = None
-        first = earliest = inf
-        for tenant in self.tenants.values():
-            entry = tenant.next(allow_batch)
-            if entry is None:
-                continue
-            if found is None:
-                found, first = entry, entry.born
-            earliest = min(earliest, entry.born)
-            if isinstance(entry, Task):  # it may be more urgent than a batch whose turn it is
-                break
-        if self.again.groups:
-            line = self.again.first(source, now)
-            if line is not None and (retried := rank(line[0], source)) <= first:
-                return min(earliest, retried) + self.delay, line
-        return earliest + self.delay, found
-
-    def take(self, found: Task | BatchFeed | deque[Task], source: Source, now: float) -> tuple[Task, BatchFeed | None]:
-        """Remove and return the entry ``found`` by ``best``, or another entry of the same line that suits the source better."""
-        if isinstance(found, deque):
-            return found.popleft(), None
-        tenant = self.tenants[found.tenant]
-        if len(self.tenants) > 1:
-            self.tenants.move_to_end(found.tenant)
-        if isinstance(found, Task):
-            return tenant.take(found, source, now), None
-        pool = found.pool
-        task = found.buffer.take(source, pool.affinity_look_ahead, pool.holders)
-        task.feed = found
-        found.born = now + BULK
-        if not found.buffer:
-            found.queued = False
-            del tenant.batches[found]
-        elif len(tenant.batches) > 1:
-            tenant.batches.move_to_end(found)
-        return task, found
-
-    # removal
-
-    def close_if_idle(self, name: str | None) -> None:
-        """Forget a tenant if nothing of it waits."""
-        tenant = self.tenants.get(name)
-        if tenant is not None and not tenant.batches and tenant.next() is None:
-            del self.tenants[name]
-
-    def discard(self, task: Task) -> None:
-        if task.sent_at is None:  # retries are dropped when they are encountered
-            if task.group is not None:
-                self.tenants[task.tenant].line.discard(task)
-            self.close_if_idle(task.tenant)
-
-    def drop_feed(self, feed: BatchFeed) -> None:
-        feed.queued = False
-        if feed.tenant in self.tenants:
-            self.tenants[feed.tenant].batches.pop(feed, None)
-            self.close_if_idle(feed.tenant)
-
-    def tasks(self) -> list[Task]:
-        return self.again.all() + [task for tenant in self.tenants.values() for task in tenant.tasks()]
-
-    def feeds(self) -> list[BatchFeed]:
-        return [feed for tenant in self.tenants.values() for feed in tenant.batches]
-
-    def clear(self) -> None:
-        self.again.groups.clear()
-        self.tenants.clear()
-
-    def sweep(self) -> None:
-        self.again.sweep()
-        for tenant in self.tenants.values():
-            tenant.sweep()
-
-    def __len__(self) -> int:
-        return len(self.again) + sum(map(len, self.tenants.values()))
-
-
 class Queue:
-    """The queue of one pool. It holds tasks, and feeds whose buffer is not empty."""
+    """The queue of one pool. It holds tasks, and the batches whose buffer is not empty."""
 
     def __init__(self) -> None:
-        self.levels: list[PriorityLevel] = []  # those with entries, the most urgent one first; empty if nothing waits
+        self.entries = 0  # waiting tasks except those in the buffers of batches, and batches; 0 if nothing waits
         self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
         self.again = 0  # waiting tasks that were sent before
-        self._levels = [PriorityLevel(number) for number in range(LEVELS)]
+        self._levels: dict[int, OrderedDict[str | None, Tenant]] = {}  # those with tenants; of those, the one whose turn it is first
+        self._retries = RetryQueue()
         self._ended = 0
         self._most_ended = SWEEP
 
@@ -321,119 +213,169 @@ class Queue:
         """Add a task. A task that was sent before goes ahead of the new tasks of its level."""
         task.state = QUEUED
         task.queued = True
-        self.again += task.sent_at is not None
+        self.entries += 1
         self.waiting += task.feed is None
-        self._open(task.level).put(task)
+        if task.sent_at is None:
+            self._tenant(task.level, task.tenant).put(task)
+        else:
+            self.again += 1
+            self._retries.put(task)
 
     def put_feed(self, feed: BatchFeed) -> None:
         if not feed.queued:
-            self._open(feed.level).put_feed(feed)
+            feed.queued = True
+            self.entries += 1
+            self._tenant(feed.level, feed.tenant).batches[feed] = None
+
+    def _tenant(self, level: int, name: str | None) -> Tenant:
+        if level not in self._levels:
+            self._levels[level] = OrderedDict()
+        tenant = self._levels[level].get(name)
+        if tenant is None:
+            tenant = self._levels[level][name] = Tenant()
+        return tenant
 
     # taking
 
-    def key(self, source: Source, now: float, *, allow_batch: bool = True) -> float:
-        """Return the sort key of the best entry for a source, or inf. The pool with the smallest key is served first."""
-        return min((level.best(source, now, allow_batch)[0] for level in self.levels), default=inf)
+    def best(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[float, int, Entry | None]:
+        """Return the best entry for a source, after its sort key and its level; without an entry, the key is inf.
+
+        Without ``allow_batch``, batch items that were never sent wait. Their retries are taken nevertheless: this source may be the only
+        one for them. Of several pools, the one with the smallest key is served first.
+        """
+        retried = self._retries.best(source, now) if self.again else {}
+        levels = {**dict.fromkeys(retried, _NONE), **self._levels} if retried else self._levels
+        best: tuple[float, int] = (inf, LEVELS)
+        found: Entry | None = None
+        for level, tenants in levels.items():
+            entry: Entry | None = None
+            first = earliest = inf
+            for tenant in tenants.values():
+                each = tenant.next(allow_batch)
+                if each is None:
+                    continue
+                if entry is None:
+                    entry, first = each, each.born
+                earliest = min(earliest, each.born)
+                if isinstance(each, Task):  # it may be more urgent than a batch whose turn it is
+                    break
+            if level in retried and retried[level][0] <= first:
+                earliest, entry = min(earliest, retried[level][0]), retried[level][1]
+            key = earliest + level * AGEING, level
+            if key < best:
+                best, found = key, entry
+        return *best, found
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is no task.
+        """Remove and return the best task for a source, or another task of the same line that suits the source better.
 
-        Without ``allow_batch``, such items wait. Retries of batch items are taken nevertheless: this source may be the only one for them.
+        A batch item that was never sent is returned with its batch. Returns None if there is no task.
         """
-        soonest, level, found = inf, None, None
-        for each in self.levels:
-            at, entry = each.best(source, now, allow_batch)
-            if at < soonest and entry is not None:
-                soonest, level, found = at, each, entry
-        if level is None or found is None:
-            for each in list(self.levels):
-                self._close_if_idle(each)
+        _, level, found = self.best(source, now, allow_batch=allow_batch)
+        if found is None:
             return None
-        task, feed = level.take(found, source, now)
-        if feed is None:
+        if isinstance(found, deque):
+            task = found.popleft()
             self._out(task)
-        elif feed.queued:
-            return task, feed
-        if task.sent_at is None:
-            level.close_if_idle(task.tenant if feed is None else feed.tenant)
-        self._close_if_idle(level)
-        return task, feed
+            return task, None
+        tenants = self._levels[level]
+        tenant = tenants[found.tenant]
+        if len(tenants) > 1:
+            tenants.move_to_end(found.tenant)
+        if isinstance(found, Task):
+            task = tenant.take(found, source, now)
+            self._out(task)
+            self._close_if_idle(level, task.tenant)
+            return task, None
+        task = tenant.take_item(found, source, now)
+        if not found.buffer:
+            self.drop_feed(found)
+        return task, found
 
     def left(self) -> float:
         """Return the number of items that the waiting feeds still hold or will read; inf if the length of an input is unknown."""
         return sum(len(feed.buffer) if feed.ended else inf if feed.left is None else feed.left for feed in self._feeds())
 
+    # removing
+
     def empty(self) -> list[Task]:
         """Remove and return all tasks, including those in the buffers of feeds."""
-        tasks = [task for level in self.levels for task in level.tasks()]
+        self.sweep()
+        tasks = [task for group in self._retries.groups.values() for task in group]
+        for tenant in self._tenants():
+            tasks += [*tenant.line, *(task for _, _, task in tenant.early)]
         for task in tasks:
             self._out(task)
         for feed in self._feeds():
             tasks += feed.buffer
             feed.buffer.clear()
             feed.queued = False
-        for level in self.levels:
-            level.clear()
-        self.levels.clear()
+        self._retries.groups.clear()
+        self._levels.clear()
+        self.entries = 0
         return tasks
 
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
-        if not self.again:
-            return []
-        tasks = [task for level in self.levels for task in level.again.unservable(sources)]
+        """Remove and return the tasks that were sent before and that none of these sources may take."""
+        tasks = self._retries.unservable(sources) if self.again else []
         for task in tasks:
             self._out(task)
-        for level in list(self.levels):
-            self._close_if_idle(level)
         return tasks
 
     def drop_feed(self, feed: BatchFeed) -> None:
         if feed.queued:
-            level = self._levels[feed.level]
-            level.drop_feed(feed)
-            self._close_if_idle(level)
+            feed.queued = False
+            self.entries -= 1
+            del self._levels[feed.level][feed.tenant].batches[feed]
+            self._close_if_idle(feed.level, feed.tenant)
 
     def ended(self, task: Task) -> None:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
-        if task.queued:
-            self._out(task)
-            self._levels[task.level].discard(task)
-            self._ended += 1
-            if self._ended >= self._most_ended:
-                self._sweep()
-            self._close_if_idle(self._levels[task.level])
+        if not task.queued:
+            return
+        self._out(task)
+        if task.sent_at is None:  # retries are dropped when they are encountered
+            if task.group is not None:
+                self._levels[task.level][task.tenant].line.discard(task)
+            self._close_if_idle(task.level, task.tenant)
+        self._ended += 1
+        if self._ended >= self._most_ended:
+            self.sweep()
 
     def take_back(self, task: Task) -> None:
-        """Remove a task that was sent before and no longer needs to wait; its state must have changed before."""
-        self._out(task)
-        level = self._levels[task.level]
-        level.discard(task)
-        level.again.sweep()
-        self._close_if_idle(level)
+        """Remove a task that no longer needs to wait, but may wait again later; its state must have changed before."""
+        self.ended(task)
+        self._retries.sweep()
+
+    def sweep(self) -> None:
+        """Drop ended tasks. The next sweep comes after as many tasks have ended as are left now, so the cost per task is constant."""
+        self._retries.sweep()
+        for tenant in self._tenants():
+            tenant.sweep()
+        self._ended, self._most_ended = 0, max(SWEEP, len(self))
 
     def __len__(self) -> int:
-        return sum(map(len, self.levels))
+        return sum(map(len, self._retries.groups.values())) + sum(map(len, self._tenants()))
+
+    def _tenants(self) -> list[Tenant]:
+        return [tenant for tenants in self._levels.values() for tenant in tenants.values()]
 
     def _feeds(self) -> list[BatchFeed]:
-        return [feed for level in self.levels for feed in level.feeds()]
+        return [feed for tenant in self._tenants() for feed in tenant.batches]
 
     def _out(self, task: Task) -> None:
         task.queued = False
+        self.entries -= 1
         self.waiting -= task.feed is None
         self.again -= task.sent_at is not None
+        if not self.again:
+            self._retries.groups.clear()
 
-    def _open(self, number: int) -> PriorityLevel:
-        level = self._levels[number]
-        if level not in self.levels:
-            insort(self.levels, level, key=attrgetter("number"))
-        return level
-
-    def _close_if_idle(self, level: PriorityLevel) -> None:
-        if not (level.tenants or (level.again.groups and level.again.waits())) and level in self.levels:
-            self.levels.remove(level)
-
-    def _sweep(self) -> None:
-        """Drop ended tasks. The next sweep comes after as many tasks have ended as are left now, so the cost per task is constant."""
-        for level in self.levels:
-            level.sweep()
-        self._ended, self._most_ended = 0, max(SWEEP, len(self))
+    def _close_if_idle(self, level: int, name: str | None) -> None:
+        """Forget a tenant if nothing of it waits."""
+        tenants = self._levels.get(level)
+        if tenants is None or name not in tenants or tenants[name].batches or tenants[name].next() is not None:
+            return
+        del tenants[name]
+        if not tenants:
+            del self._levels[level]

@@ -36,10 +36,10 @@ from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
-from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome, RateLimitInfo, described
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo, described
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.stats import LEAST_INFLIGHT
+from qreward.scheduler.stats import LEAST_SENT
 from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.scheduler.why import outage_error_factory, queue_full_error, timeout_error, too_late_error, unservable_error, unsuitable_error
@@ -160,11 +160,21 @@ class Scheduler:
         if attempt.ended:
             return
         attempt.ended = True
+        source = attempt.source
         try:
-            self._ended(now, attempt, outcome)
+            source.ended(now, attempt)
+            if not source.inflight:
+                source.check_at = inf
+                self.wheel.remove(source)
+            if isinstance(outcome, Answer):
+                self._answered(now, attempt, outcome)
+            else:
+                self._failed(now, attempt, outcome)
+            if self.outages.down or not isinstance(outcome, Answer):
+                self.outages.record_end(now, attempt, alive=is_sign_of_life(outcome))
         except Exception as error:
             self._unrecorded(now, attempt, outcome, error)
-        self._fill(now, attempt.source)
+        self._fill(now, source)
 
     def _unrecorded(self, now: float, attempt: Attempt, outcome: Outcome, error: Exception) -> None:
         source, task = attempt.source, attempt.task
@@ -181,37 +191,24 @@ class Scheduler:
         record_attempt(attempt, outcome.kind.name.lower(), now, detail=str(outcome.error))
         self._fail(task, outcome.error)
 
-    def _ended(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
+    def _failed(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> None:
         source, task = attempt.source, attempt.task
-        source.ended(now, attempt)
-        if not source.inflight:
-            source.check_at = inf
-            self.wheel.remove(source)
-        if isinstance(outcome, Answer):
-            self._answered(now, attempt, outcome)
-        else:
-            verdict = self._failure_policy.record(now, attempt, outcome)
-            if source.tokens is not None:
-                self.tokens.settle(attempt, None)
-            if task.prefix is not None:
-                source.prefix_cache.failed(task.prefix, attempt.cached, outcome)
-            if task.holds(attempt):
-                task.drop(attempt)
-                self._continue(now, task, verdict)
-            if verdict.lost:
-                if not source.health.in_service:
-                    self._report_down(now, source, described(outcome))
-                self.on_source_lost(now, source)
-            else:
-                self._reconsider(now, source)
-        if self.outages.down or not isinstance(outcome, Answer):
-            self.outages.record_end(now, attempt, alive=is_sign_of_life(outcome))
-
-    def _reconsider(self, now: float, source: Source) -> None:
-        """Let other sources take tasks that were sent before, because these may be answered sooner there after a failure of ``source``."""
-        for pool in source.pools:
-            if pool.queue.again:
-                self.pump(now, pool)
+        verdict = self._failure_policy.record(now, attempt, outcome)
+        if source.tokens is not None:
+            self.tokens.settle(attempt, None)
+        if task.prefix is not None:
+            source.prefix_cache.failed(task.prefix, attempt.cached, outcome)
+        if task.holds(attempt):
+            task.drop(attempt)
+            self._continue(now, task, verdict)
+        if verdict.lost:
+            if not source.health.in_service:
+                self._report_down(now, source, described(outcome))
+            self.on_source_lost(now, source)
+        else:  # others may take tasks that were sent before, because these may be answered sooner there after this failure
+            for pool in source.pools:
+                if pool.queue.again:
+                    self.pump(now, pool)
 
     def commit(self, now: float, attempt: Attempt) -> None:
         """Commit a task to one of its attempts, because the streamed answer of that attempt is about to be passed to the caller.
@@ -374,7 +371,7 @@ class Scheduler:
     def pump(self, now: float, pool: Pool) -> None:
         """Send waiting tasks of a pool. The balancer chooses a source with capacity, and this source takes a task from its queues."""
         unable: tuple[Source, ...] = ()
-        while pool.queue.levels:
+        while pool.queue.entries:
             source = self._take_ready_source(now, pool, unable)
             if source is None:
                 break
@@ -442,7 +439,7 @@ class Scheduler:
         self._wake(source, at)
 
     def _check_idle_later(self, now: float, pool: Pool) -> None:
-        if pool.due < 0 and (pool.batch_inflight or pool.queue.levels):
+        if pool.due < 0 and (pool.batch_inflight or pool.queue.entries):
             self.wheel.add(pool, now + LOOK_LATER)
 
     def _offer(self, now: float, source: Source) -> None:
@@ -459,7 +456,11 @@ class Scheduler:
 
     def _next(self, now: float, source: Source) -> Task | None:
         """Take the best task for a source from the queues of the source's pools. End tasks that can no longer meet their deadline."""
-        while (pool := self._best_pool(now, source)) is not None:
+        pools = source.pools
+        while pools:
+            pool = pools[0] if len(pools) == 1 else min(pools, key=lambda pool: self._urgency(now, source, pool))
+            if not pool.queue.entries:
+                break
             taken = pool.queue.take(source, now, allow_batch=pool.allows_batch(now, source))
             if taken is None:
                 return None
@@ -472,14 +473,8 @@ class Scheduler:
         return None
 
     @staticmethod
-    def _best_pool(now: float, source: Source) -> Pool | None:
-        pools = source.pools
-        if len(pools) == 1:
-            return pools[0] if pools[0].queue.levels else None
-        waiting = [pool for pool in pools if pool.queue.levels]
-        if not waiting:
-            return None
-        return min(waiting, key=lambda pool: pool.queue.key(source, now, allow_batch=pool.allows_batch(now, source)))
+    def _urgency(now: float, source: Source, pool: Pool) -> float:
+        return pool.queue.best(source, now, allow_batch=pool.allows_batch(now, source))[0] if pool.queue.entries else inf
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
@@ -521,7 +516,7 @@ class Scheduler:
             task.attempt = attempt
             if task.sent_at is None:
                 task.sent_at = now
-                self._hedging.deposit()
+                self._hedging.sends += 1
             else:
                 source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
@@ -570,7 +565,7 @@ class Scheduler:
         pool.ended += 1
         pool.live -= task.number > 0
         pool.batch_inflight -= task.feed is not None
-        if pool.due >= 0 and not pool.batch_inflight and not pool.queue.levels:
+        if pool.due >= 0 and not pool.batch_inflight and not pool.queue.entries:
             self.wheel.remove(pool)
         attempt, copy = task.attempt, task.copy
         task.attempt = task.copy = None
@@ -650,8 +645,8 @@ class Scheduler:
     def _on_stall(self, now: float, source: Source) -> None:
         """Take a stalled source out of service, unless it is the last one, and copy its attempts if that is allowed."""
         innocent = sum(not (attempt.task.tries or attempt.task.suspected or attempt.committed) for attempt in source.attempts)
-        if innocent < LEAST_INFLIGHT or source.is_last():
-            source.silence.since = now
+        if innocent + source.silence.beaten < LEAST_SENT or source.is_last():
+            source.silence.begin(now, source.spent(now))
             return
         self._report_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
@@ -688,10 +683,10 @@ class Scheduler:
 
     def _check_idle(self, now: float, pool: Pool) -> None:
         """Let idle sources take the batch items that were held back, or copy the last requests of batches to idle sources."""
-        if pool.queue.levels:
+        if pool.queue.entries:
             for source in pool.sources:
                 self._fill(now, source)
-        if not pool.queue.levels:
+        if not pool.queue.entries:
             pool.common.count(now)
             for task, source in self._hedging.tail(now, pool):
                 self._send(now, task, source)

@@ -156,7 +156,7 @@ class Source:
         self.inflight += 1
         attempt.order = self.tally.sent = self.tally.sent + 1
         self.window.sent(now, self.inflight)
-        self.silence.sent(now, self.inflight)
+        self.silence.sent(now, self.inflight, self.inflight_seconds)
         if self.cooldown.pauses:
             self.cooldown.sent(now)
         if self.health.open_until != -inf:
@@ -172,6 +172,10 @@ class Source:
         self.counted_at = now
         self.inflight -= 1
 
+    def spent(self, now: float) -> float:
+        """Return the sum of the seconds for which requests were in flight."""
+        return self.inflight_seconds + self.inflight * (now - self.counted_at)
+
     def began(self, now: float, sent_at: float) -> None:
         """Record that the first token of a stream arrived."""
         if self.stream_timing is None:
@@ -179,7 +183,7 @@ class Source:
         self.stream_timing.began(now - sent_at)
         self.unanswered = 0
         if self.silence.since != inf:
-            self.silence.since = now
+            self.silence.begin(now, self.spent(now))
 
     def answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
         """Record an answer, after ``ended`` was called for its attempt."""
@@ -192,7 +196,7 @@ class Source:
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
             load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
             pool.common.answered(now, self.service, taken - held, answer.output_tokens, load, min(self.window.limit, CAPACITY))
-        self.silence.broken(now, self.inflight, self.latency.mean)
+        self.silence.broken(now, self.inflight, self.latency.mean, self.inflight_seconds)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
         if self.cooldown.pauses:

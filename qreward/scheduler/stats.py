@@ -161,8 +161,8 @@ class AnswerLengths:
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
 
 
-LEAST_INFLIGHT, LEAST_ANSWERS, LEAST_SECONDS, LEAST_NEW = 3, 20, 2.5, 10.0
-"""What makes a silence a stall at the earliest: requests in flight, silences that ended before, seconds, and seconds of a source that has
+LEAST_SENT, LEAST_ANSWERS, LEAST_SECONDS, LEAST_NEW = 3, 20, 2.5, 10.0
+"""What makes a silence a stall at the earliest: unanswered requests, silences that ended before, seconds, and seconds of a source that has
 never answered."""
 FACTOR, LEAST_DUE = 3.0, 24.0
 """A stall is longer than ``FACTOR`` times the longest silence so far, and ``LEAST_DUE`` answers were due in it. If answers arrive
@@ -173,36 +173,45 @@ _MEMORY = 0.9995  # each silence multiplies the longest earlier silence by this 
 class StallDetector:
     """Detects that a source with requests in flight has answered nothing for far longer than ever before.
 
-    The length of a *silence* (a time without answers) is the number of answers that were due in it: its seconds times the requests in
-    flight, divided by the mean time of an answer (Little's law). That is about the same at any load.
+    The length of a *silence* (a time without answers) is the number of answers that were due in it: the sum of the seconds for which
+    requests were in flight, divided by the mean time of an answer (Little's law). That is about the same at any load. ``spent`` is the sum
+    of these seconds up to now, in all methods.
     """
 
     def __init__(self) -> None:
-        self.since = inf  # when the present silence began; inf while too few requests are in flight
+        self.since = inf  # when the present silence began; inf while too few requests are unanswered
+        self.beaten = 0  # requests that were cancelled in this silence, because another source had answered them
+        self._spent = 0.0  # ``spent`` when the silence began
         self._longest = 0.0  # the longest silence, in answers that were due
         self._answers = 0  # silences that a sign of life ended
 
-    def sent(self, now: float, inflight: int) -> None:
-        if inflight == LEAST_INFLIGHT and self.since == inf:
-            self.since = now
+    def begin(self, now: float, spent: float) -> None:
+        """Begin a silence, or begin it anew."""
+        self.since, self.beaten, self._spent = now, 0, spent
 
-    def broken(self, now: float, inflight: int, mean: float) -> None:
+    def sent(self, now: float, inflight: int, spent: float) -> None:
+        if self.since == inf and inflight >= LEAST_SENT:
+            self.begin(now, spent)
+
+    def broken(self, now: float, inflight: int, mean: float, spent: float) -> None:
         """Record that a request ended with a sign of life, which ends a silence. ``mean`` is the mean latency in seconds."""
         if self.since != inf and mean > 0:
-            self._longest = max(_MEMORY * self._longest, (now - self.since) * (inflight + 1) / mean)
+            self._longest = max(_MEMORY * self._longest, (spent - self._spent) / mean)
             self._answers += 1
-        self.since = now if inflight >= LEAST_INFLIGHT else inf
+        self.since, self.beaten, self._spent = now if inflight >= LEAST_SENT else inf, 0, spent
 
-    def ended(self, inflight: int) -> None:
-        """Record that a request ended without a sign of life."""
-        if inflight < LEAST_INFLIGHT:
+    def ended(self, inflight: int, *, beaten: bool = False) -> None:
+        """Record that a request ended without a sign of life. ``beaten``: another source answered it first."""
+        self.beaten += beaten
+        if not inflight or inflight + self.beaten < LEAST_SENT:
             self.since = inf
 
-    def alarm_at(self, inflight: int, mean: float, *, new: bool = False) -> float:
+    def alarm_at(self, now: float, inflight: int, mean: float, spent: float, *, new: bool = False) -> float:
         """Return the time at which the source counts as stalled if no answer comes before.
 
         If it is ``new``, it has never answered, and ``mean`` is a high guess from the answers of others.
         """
-        if self.since == inf or inflight < LEAST_INFLIGHT or (self._answers < LEAST_ANSWERS and not (new and mean)):
+        if self.since == inf or (self._answers < LEAST_ANSWERS and not (new and mean)):
             return inf
-        return self.since + max(LEAST_NEW if new else LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)
+        left = max(FACTOR * self._longest, LEAST_DUE) * mean - (spent - self._spent)
+        return max(self.since + (LEAST_NEW if new else LEAST_SECONDS), now + left / inflight)

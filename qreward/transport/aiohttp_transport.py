@@ -186,9 +186,7 @@ class DirectRequest(ClientRequest):
     """Writes a small body at once, as aiohttp does itself from Python 3.12. On 3.11 aiohttp creates an asyncio task for each body, which is
     6 % of the instructions of a call."""
 
-    def write_bytes(
-        self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
-    ) -> Coroutine[Any, Any, None]:
+    def write_bytes(self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None) -> Coroutine[Any, Any, None]:
         writing = super().write_bytes(writer, conn, content_length)
         body, transport = self._body, conn.transport
         is_small = isinstance(body, BytesPayload) and (body.size or 0) <= _AT_ONCE and self._continue is None

@@ -115,6 +115,7 @@ def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> Non
     cases: dict[str, tuple[list[Server], Callable[[Fleet], float], float]] = {
         "a batch": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 1000), 13.0),
         "a small batch": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 40), 13.0),
+        "one whose copies use up the budget": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 36), 15.0),
         "calls": ([silent, good], lambda fleet: fleet.calls([EQUAL] * 500, 24), 13.0),
         "steps": ([silent, good], lambda fleet: fleet.steps([EQUAL] * 480), 35.0),
         "one call after the other": ([silent, good], lambda fleet: fleet.calls([EQUAL] * 30, 1), 40.0),

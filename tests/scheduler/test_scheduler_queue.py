@@ -121,7 +121,7 @@ def test_a_retry_is_taken_by_the_source_that_is_expected_to_answer_it_first_and_
         again.sent_at, again.failures = 0.0, tuple((sources[place], 0.0) for place in failed)
         found = [place for place, source in enumerate(sources) if should_take(source, again, 0.0)]
         pool.queue.put(again)
-        assert [place for place, source in enumerate(sources) if pool.queue.key(source, 0.0) < inf] == found
+        assert [place for place, source in enumerate(sources) if pool.queue.best(source, 0.0)[0] < inf] == found
         if found != takes:
             wrong[seconds, failed] = found
     assert not wrong
@@ -141,7 +141,7 @@ def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again
         waiting.put(each)
     assert (waiting.waiting, len(waiting)) == (2, 5), "items of batches are not counted as waiting"
     assert order(waiting, now=1e6, allow_batch=False) == [item, single, again]
-    assert waiting.key(A, 0.0, allow_batch=False) == float("inf")
+    assert waiting.best(A, 0.0, allow_batch=False)[0] == float("inf")
     assert (waiting.waiting, len(waiting)) == (0, 2)
     assert len(order(waiting)) == 2
 
@@ -179,8 +179,8 @@ def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> N
 
 def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
     waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
-    assert waiting.key(A, 0.0, allow_batch=False) == 10.0 + AGEING * Priority.NORMAL
-    assert waiting.key(A, 0.0) == BULK
+    assert waiting.best(A, 0.0, allow_batch=False)[0] == 10.0 + AGEING * Priority.NORMAL
+    assert waiting.best(A, 0.0)[0] == BULK
 
 
 def test_it_is_known_how_much_the_bulks_are_still_to_give() -> None:
@@ -289,14 +289,16 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
         items = sum(len(each.buffer) for each in feeds)
         for source in (A, B):
             able = [each for each in inside if source not in each.unfit]
-            assert (waiting.key(source, now) < float("inf")) == bool(able or feeds)
-            assert (waiting.key(source, now, allow_batch=False) < float("inf")) == bool(able)
+            assert (waiting.best(source, now)[0] < float("inf")) == bool(able or feeds)
+            assert (waiting.best(source, now, allow_batch=False)[0] < float("inf")) == bool(able)
         assert waiting.again == sum(each.sent_at is not None for each in inside)
         assert waiting.waiting == len(inside)
         assert len(waiting) >= len(inside) + items
         assert bool(waiting) == bool(inside or feeds)
-        assert sorted({each.level for each in inside} | {each.level for each in feeds}) == [level.number for level in waiting.levels]
+        assert waiting.entries == len(inside) + len(feeds)
+        fresh = [each for each in inside if each.sent_at is None]
+        assert {each.level for each in fresh} | {each.level for each in feeds} == waiting._levels.keys()
     left = [*inside, *(item for each in feeds for item in each.buffer)]
     assert sorted(map(id, waiting.empty())) == sorted(map(id, left))
     assert not waiting
-    assert (waiting.waiting, waiting.levels, [each for each in feeds if each.buffer or each.queued]) == (0, [], [])
+    assert (waiting.waiting, waiting.entries, waiting._levels, [each for each in feeds if each.buffer or each.queued]) == (0, 0, {}, [])

@@ -19,13 +19,14 @@ MIXED = [20] * 63 + [400]
 
 
 def awake(answers: int = LEAST_ANSWERS, every: float = 0.1, inflight: int = 8, mean: float = 1.0) -> StallDetector:
-    """One that was broken so often; the last time at 0."""
+    """One that was broken so often; the last time at 0, when nothing had been spent."""
     silence = StallDetector()
     now = -every * answers
     for number in range(1, inflight + 1):
-        silence.sent(now, number)
+        silence.sent(now, number, (inflight + 1) * now)
     for number in range(1, answers + 1):
-        silence.broken(now + number * every, inflight, mean)
+        then = now + number * every
+        silence.broken(then, inflight, mean, (inflight + 1) * then)
     return silence
 
 
@@ -34,29 +35,44 @@ def awake(answers: int = LEAST_ANSWERS, every: float = 0.1, inflight: int = 8, m
 
 def test_less_than_three_in_flight_are_never_silent_and_are_watched_again_when_they_are_more() -> None:
     silence = awake()
-    assert silence.alarm_at(2, 1.0) == inf
     silence.ended(2)
     assert silence.since == inf
-    silence.sent(5.0, 3)
+    assert silence.alarm_at(5.0, 2, 1.0, 40.0) == inf
+    silence.sent(5.0, 3, 40.0)
     assert silence.since == 5.0
-    assert silence.alarm_at(3, 1.0) >= 5.0 + LEAST_SECONDS
+    assert silence.alarm_at(5.0, 3, 1.0, 40.0) >= 5.0 + LEAST_SECONDS
+
+
+def test_requests_that_another_source_answered_first_are_missing_answers_too() -> None:
+    for beaten, since in ((True, 0.0), (False, inf)):
+        silence = awake()
+        for left in range(7, 0, -1):
+            silence.ended(left, beaten=beaten)
+        assert silence.since == since, beaten
+    assert awake().alarm_at(0.0, 8, 1.0, 0.0) == LEAST_DUE / 8
+    silence = awake()
+    for left in range(7, 0, -1):
+        silence.ended(left, beaten=True)
+    assert silence.alarm_at(2.0, 1, 1.0, 16.0) == 2.0 + (LEAST_DUE - 16.0) / 1  # what was spent before counts
+    silence.ended(0, beaten=True)
+    assert silence.since == inf  # nothing is owed any more
 
 
 def test_after_twenty_answers_so_many_must_be_missing_and_some_seconds_must_have_passed() -> None:
-    assert awake(LEAST_ANSWERS - 1).alarm_at(8, 1.0) == inf
+    assert awake(LEAST_ANSWERS - 1).alarm_at(0.0, 8, 1.0, 0.0) == inf
     for inflight, mean, seconds in ((64, 0.1, LEAST_SECONDS), (8, 1.0, LEAST_DUE / 8), (64, 20.0, LEAST_DUE * 20 / 64)):
-        alarm = awake(inflight=inflight, mean=mean, every=0.01).alarm_at(inflight, mean)
+        alarm = awake(inflight=inflight, mean=mean, every=0.01).alarm_at(0.0, inflight, mean, 0.0)
         assert alarm == pytest.approx(seconds), (inflight, mean)
 
 
 def test_silences_as_long_as_before_are_normal_at_any_load_until_they_are_long_ago() -> None:
     silence = awake(every=10.0, inflight=7)  # 10 s without one of 8 answers of a second each: 80 were due
     for inflight, mean, seconds in ((8, 1.0, 10.0), (4, 1.0, 20.0), (8, 2.0, 20.0)):
-        assert silence.alarm_at(inflight, mean) == pytest.approx(FACTOR * seconds, rel=0.02), (inflight, mean)
-    before = silence.alarm_at(8, 1.0)
+        assert silence.alarm_at(0.0, inflight, mean, 0.0) == pytest.approx(FACTOR * seconds, rel=0.02), (inflight, mean)
+    before = silence.alarm_at(0.0, 8, 1.0, 0.0)
     for number in range(10_000):
-        silence.broken(number * 0.1, 8, 1.0)
-    assert silence.alarm_at(8, 1.0) - 999.9 < 0.2 * before
+        silence.broken(number * 0.1, 8, 1.0, 9 * number * 0.1)
+    assert silence.alarm_at(999.9, 8, 1.0, 9 * 999.9) - 999.9 < 0.2 * before
 
 
 # through the scheduler

@@ -7,8 +7,9 @@ and the last items of a batch compare the seconds per token of the latest answer
     service = pace * (overhead + tokens) * (1 + LOAD * inflight / capacity)
 
 ``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``).
-``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). Each failure
-              of the task itself at the source doubles it for this task (``Task.burden``).
+``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). With few
+              sends, the share is pulled towards that of all sources of the pool. Each failure of the task itself at the source doubles
+              the tries for this task (``Task.burden``).
 ``pace``      seconds per unit of work without load, a ratio of sums. With few answers it is pulled towards the common pace of the pool's
               sources, as if each source had given ``PRIOR`` answers at the common pace (empirical Bayes, Morris 1983). It forgets with age,
               so an idle source is expected to be like the others again.
@@ -41,8 +42,8 @@ CAPACITY, LOAD = 32, 1.25
 choice, but not where answers are measured. So the shares of equal servers are drawn together. With 1, single calls to eight equal servers
 took 19.1 s, with 1.25 they took 17.8 s (round robin: 17.2 s); calls to servers of unequal speed took the same (simulated, 24 runs)."""
 CALM, MOST_FAILURES, FORGOTTEN = 5.0, 0.9, 0.01
-"""``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures.
-``FORGOTTEN``: weight of failures below which a source counts as without failures."""
+"""``CALM``: number of sends that each source is assumed to have made, with the common share of failures. ``MOST_FAILURES``: highest
+share of failures. ``FORGOTTEN``: weight of failures below which there are none."""
 FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 8.0
 """The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times the square
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
@@ -68,8 +69,8 @@ class CommonService:
     """
 
     __slots__ = (
-        "_answers", "_count", "_counted_at", "_expected", "_length", "_pending", "_seconds", "_sums", "_tokens", "lengths", "overhead",
-        "pace", "prior_seconds", "prior_work", "typical",
+        "_answers", "_count", "_counted_at", "_expected", "_failures", "_failures_at", "_length", "_pending", "_seconds", "_sent", "_sums",
+        "_tokens", "lengths", "overhead", "pace", "prior_seconds", "prior_work", "typical",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class CommonService:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
         self._pending: list[Observation] = []
         self._counted_at = -inf
+        self._sent = self._failures = self._failures_at = 0.0  # decayed sums of all sources, and the time for which they are right
         self._expected: dict[SourceService, float] = {}  # results of ``expected`` since the last count
 
     def answered(self, now: float, service: SourceService, seconds: float, tokens: int | None, load: float, capacity: int) -> None:
@@ -107,13 +109,25 @@ class CommonService:
             self.count(now)
         seconds = self._expected.get(service)
         if seconds is None:
-            seconds = service.pace(now, self) * self.typical * service.tries(now) if self.pace else 1.0
+            seconds = service.pace(now, self) * self.typical * service.tries(now, self.failure_share) if self.pace else 1.0
             self._expected[service] = seconds
         return seconds
 
-    def forget_expected(self, service: SourceService) -> None:
-        """Compute ``expected`` anew, because a request failed."""
-        self._expected.pop(service, None)
+    def failed(self, now: float) -> None:
+        """Count a failure of one of the sources."""
+        self._age(now)
+        self._sent += 1.0
+        self._failures += 1.0
+        self._expected.clear()
+
+    @property
+    def failure_share(self) -> float:
+        return self._failures / (self._sent + CALM)
+
+    def _age(self, now: float) -> None:
+        fresh = 0.5 ** ((now - self._failures_at) / FAILURES_HALF_LIFE)
+        self._failures = fresh * self._failures if fresh * self._failures > FORGOTTEN else 0.0
+        self._sent, self._failures_at = fresh * self._sent, now
 
     def count(self, now: float) -> None:
         """Count the answers that have come since the last count."""
@@ -122,6 +136,9 @@ class CommonService:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
+        if self._failures:
+            self._age(now)
+            self._sent += len(pending)
         groups: dict[SourceService, list[Observation]] = {}
         for each in pending:
             groups.setdefault(each[0], []).append(each)
@@ -236,12 +253,12 @@ class SourceService:
         """Return the seconds per token of the latest answers, at the load that they met; 0 before the first answer."""
         return self._taken / self._length if self._length else 0.0
 
-    def tries(self, now: float) -> float:
-        """Return the expected number of sends of a task until it is answered."""
-        if not self.failures:
+    def tries(self, now: float, share: float = 0.0) -> float:
+        """Return the expected number of sends of a task until it is answered. ``share`` is the share of failures at all sources."""
+        if not (self.failures or share):
             return 1.0
         fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / FAILURES_HALF_LIFE)
-        return 1.0 / (1.0 - min(MOST_FAILURES, fresh * self.failures / (fresh * self._sent + CALM)))
+        return 1.0 / (1.0 - min(MOST_FAILURES, (fresh * self.failures + CALM * share) / (fresh * self._sent + CALM)))
 
     def _age(self, now: float) -> None:
         if now - self._at >= IDLE:

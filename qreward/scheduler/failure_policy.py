@@ -145,7 +145,7 @@ class FailurePolicy:
 
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task has failed at a source that served other tasks, or as often as the retry policy allows."""
-        if len(task.failures) >= self._retry.attempts:
+        if len(task.failures) >= self._retry.attempts and source.tally.ok:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 

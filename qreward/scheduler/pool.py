@@ -132,16 +132,22 @@ class Pool:
         return taken + min(mean for _, _, mean, _ in free), taken + max(source.latency.at(0.95) or mean for _, _, mean, source in free)
 
     def _promising(self, now: float) -> list[Source]:
-        """Return the sources that are expected to answer first; all of them in a small pool."""
+        """Return the sources that are expected to answer first, without those that have failed since; all of them in a small pool."""
         if len(self.sources) <= MOST_COMPARED:
             return self.sources
-        if now >= self._ranked_until:
+        if now >= self._ranked_until or not self._ranked:
             self._ranked_until = now + RANKED_FOR
             ranked = [
                 (max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)
             ]
             self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
         return self._ranked
+
+    def failed(self, now: float, source: Source) -> None:
+        """Record a failure that counts against a source: its place in the ranking is not right any more."""
+        self.common.failed(now)
+        if source in self._ranked:
+            self._ranked.remove(source)
 
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items that were never sent."""

@@ -248,7 +248,7 @@ class Source:
         """Record a failure that counts against the source."""
         self.service.failed(now)
         for pool in self.pools:
-            pool.common.forget_expected(self.service)
+            pool.failed(now, self)
 
     def _service_changed(self, by: int) -> None:
         for pool in self.pools:
@@ -257,10 +257,10 @@ class Source:
     def was_well(self, then: float, *, asked_now: bool) -> bool:
         """Return whether this source has answered a request since a task failed here, and was not out of service in between.
 
-        If the task has now failed at another source (``asked_now`` is False), no later answer is needed.
+        If the task has now failed at another source (``asked_now`` is False), no later answer is needed, but one at any time.
         """
         health = self.health
-        return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
+        return self.tally.ok > 0 and then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
 
     def is_alive(self) -> bool:
         return self.health.is_back and self.unanswered < UNANSWERED and not self.removed

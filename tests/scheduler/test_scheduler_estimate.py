@@ -12,6 +12,7 @@ from scale import seeds
 from qreward.scheduler.estimate import (
     CALM,
     CAPACITY,
+    FAILURES_HALF_LIFE,
     FIT_EVERY,
     HALF_LIFE,
     IDLE,
@@ -130,6 +131,19 @@ def test_the_expected_tries_follow_from_the_share_of_failures() -> None:
     never = SourceService()
     alone(never, 0.0, 1.0)
     assert never.tries(0.0) == 1.0
+
+
+def test_a_source_that_nothing_is_known_of_is_expected_to_fail_as_often_as_the_others() -> None:
+    common, proven, new = CommonService(), SourceService(), SourceService()
+    for _ in range(MANY):
+        alone(proven, 0.0, 1.0)
+        common.failed(0.0)
+    share = common.failure_share
+    assert share == pytest.approx(MANY / (MANY + CALM))
+    assert new.tries(0.0, share) == pytest.approx(1 / (1 - min(share, MOST_FAILURES)))
+    assert proven.tries(0.0, share) < 1.3, "it has answered all of its own"
+    common.failed(12 * FAILURES_HALF_LIFE)
+    assert common.failure_share == pytest.approx(1 / (1 + CALM), abs=0.02), "and that is forgotten"
 
 
 def test_one_long_answer_does_not_make_a_source_slow() -> None:
@@ -259,7 +273,9 @@ def test_load_raises_the_time_until_an_answer_in_proportion_to_the_requests_in_f
             assert source.answers_in(0.0, pool) == pytest.approx(3.0 * factor), (limit, inflight)
         source.failed(0.0)
         source.inflight = 0
-        assert source.answers_in(0.0, pool) == pytest.approx(3.0 * source.service.tries(0.0)), "and so do failures"
+        assert source.answers_in(0.0, pool) == pytest.approx(3.0 * source.service.tries(0.0, pool.common.failure_share)), (
+            "and so do failures"
+        )
 
 
 def test_a_pace_covers_as_many_answers_as_are_in_flight_together() -> None:

@@ -162,6 +162,21 @@ def test_one_live_server_among_many_that_refuse_connections_answers_everything_a
     assert not wrong, "\n".join(wrong)
 
 
+def test_one_server_among_many_that_break_every_request_answers_everything_nearly_as_fast_as_alone() -> None:
+    """So many broken servers and calls at once, and how many of 600 calls may be lost: each fails at four servers before it is lost."""
+    wrong = []
+    faults = {"reset": Server(resets=1.0), "500": Server(errors=1.0, error_after=0.02)}
+    for fault, broken in faults.items():
+        for count, at_once, most in ((1, 1, 0), (4, 1, 0), (10, 1, 0), (30, 1, 0), (1, 24, 0), (4, 24, 0), (10, 24, 0), (30, 24, 3)):
+            for seed in seeds(3, first=1):
+                servers = [Server(base=0.1), *(replace(broken, waiting=[], starts=[]) for _ in range(count))]
+                fleet = Fleet(servers, seed)
+                seconds, alone = fleet.calls([EQUAL] * 600, at_once), 0.1 * 600 / at_once
+                if fleet.lost > most or seconds > alone + 3.0:
+                    wrong.append(f"{count} of {fault}, {at_once} at once, seed {seed}: {seconds:.1f} s of {alone:.1f}, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_known_limit_of_requests_a_minute_is_used_at_once() -> None:
     for servers, how, most in (
         ([Server(rpm=600, known=True)] * 2, "batch", 5.0),

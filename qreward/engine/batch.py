@@ -280,8 +280,11 @@ class BatchWaiter(Waiter):
 
     def _close_feeds(self) -> list[Task]:
         """Close the feeds, and return the tasks that waited in them."""
+        left: list[Task] = []
         with self.driver.engine.lock:
-            return [task for feed in self._feeds.values() for task in self.driver.engine.scheduler.close_feed(feed)]
+            for feed in self._feeds.values():
+                left += self.driver.engine.scheduler.close_feed(feed)
+        return left
 
     def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:
         """End everything unfinished with an error, or forget it, because no caller waits for it."""

@@ -140,24 +140,21 @@ class Tenant:
 
     def next(self, allow_batch: bool = True) -> Task | BatchFeed | None:
         """Return a single task if one waits, unless a batch has waited ``BULK`` seconds longer; otherwise a batch, or None."""
-        head = self._head()
+        head = self.line.first()
+        while head is not None and head.state is not QUEUED:
+            self.line.popleft()
+            head = self.line.first()
+        while self.early:
+            by, _, task = self.early[0]
+            if task.state is QUEUED:
+                head = task if head is None or by < order_time(head) else head
+                break
+            heappop(self.early)
         if allow_batch and self.batches:
             feed = next(iter(self.batches))
             if head is None or feed.born < head.born:
                 return feed
         return head
-
-    def _head(self) -> Task | None:
-        first = self.line.first()
-        while first is not None and first.state is not QUEUED:
-            self.line.popleft()
-            first = self.line.first()
-        while self.early:
-            by, _, task = self.early[0]
-            if task.state is QUEUED:
-                return task if first is None or by < order_time(first) else first
-            heappop(self.early)
-        return first
 
     def take(self, head: Task, source: Source, now: float) -> Task:
         """Remove and return the single task that a source should take. ``head`` was returned by ``next``."""

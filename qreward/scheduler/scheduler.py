@@ -141,10 +141,11 @@ class Scheduler:
         feed.ended = True
         self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
-        rest = [*feed.buffer, *feed.incoming] if feed.ahead() else []
-        if rest:
-            feed.buffer.clear()
-            feed.incoming.clear()
+        if not (feed.buffer or feed.incoming):
+            return []
+        rest = [*feed.buffer, *feed.incoming]
+        feed.buffer.clear()
+        feed.incoming.clear()
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:

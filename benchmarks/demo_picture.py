@@ -2,7 +2,7 @@
 
     python benchmarks/demo_picture.py        # runs the demo, writes docs/assets/demo.svg
 
-The text is what the demo printed; nothing else is drawn. ``tests/test_demo.py`` compares it with the present report.
+The text is what the demo printed; nothing else is drawn. ``tests/cli/test_cli_demo.py`` compares it with the present report.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comm
 
 
 def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[1] / "docs/get-started/configuration.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/get-started/configuration.md").read_text()
     blocks = re.findall(r"^```(bash|text|toml|yaml)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     command, shown, written = (text for _, text in blocks[1:4])
     assert main(shlex.split(command)[1:]) == 0

@@ -87,7 +87,7 @@ def test_the_picture_of_the_readme_shows_what_the_demo_prints() -> None:
     def shape(line: str) -> str:
         return " ".join(re.sub(r"[\d.]+", "0", line).split())
 
-    picture = Path(__file__).parents[1] / "docs" / "assets" / "demo.svg"
+    picture = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
     shown = {shape(html.unescape(text)) for text in re.findall(r"<text [^>]*>(.*?)</text>", picture.read_text(encoding="utf-8"))}
     lines = [shape(line) for line in demo.report([demo.row_of(REQUEST, timed_out())], STATS).splitlines()]
     head, values = lines[0], lines[-2:]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest, ending_of, is_failure
+from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unfinished, WireRequest, ending_of
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -70,6 +70,8 @@ class ChatCodec:
     """Encodes requests to ``POST /chat/completions``, and decodes the responses. Inputs are messages."""
 
     path = "/chat/completions"
+    failures: ClassVar[frozenset[str]] = ABORTED | WITHHELD
+    """Values of ``finish_reason`` for which ``Unfinished`` is raised."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         all_text = True
@@ -100,14 +102,10 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for the ``finish_reason`` of a failed response, except for a reason that :meth:`takes` accepts."""
+        """Raise ``Unfinished`` for the ``finish_reason`` of a failed response."""
         ending = ending_of(reason)
-        if ending is not None and is_failure(ending) and not self.takes(ending):
+        if ending is not None and ending in self.failures:
             raise Unfinished(ending)
-
-    def takes(self, ending: str) -> bool:  # noqa: ARG002 - for subclasses
-        """Return True if the caller receives a failed response with this reason; False if ``Unfinished`` is raised instead."""
-        return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return tokens_of(call.inputs), most_output(call.params)
@@ -125,8 +123,7 @@ class ChatCodec:
 class VerbatimChatCodec(ChatCodec):
     """Accepts every ``finish_reason``, unlike ``ChatCodec``. It is for programs that check the reason themselves."""
 
-    def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
-        return True
+    failures = frozenset()
 
 
 CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()

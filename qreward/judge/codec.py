@@ -43,6 +43,8 @@ def refuses_format(error: QRewardError, model: str) -> bool:
 class JudgeCodec(ChatCodec):
     """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
+    failures = ABORTED  # the engine tries them again; a judge reads what else was cut off
+
     def encode(self, call: WireRequest, model: str) -> bytes:
         for message in call.inputs:
             for value in message.values():
@@ -52,10 +54,6 @@ class JudgeCodec(ChatCodec):
             return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
         except (TypeError, ValueError):  # lone surrogates in a text, or objects in the parameters
             return super().encode(call, model)
-
-    def takes(self, ending: str) -> bool:
-        """Return False for an answer that the server aborted, so that the engine retries the request."""
-        return ending not in ABORTED
 
 
 JUDGE = JudgeCodec()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.results import BatchResult, BatchStats, Result, endpoints_table
+from qreward.results import BatchStats, Result, endpoints_table
+from qreward.sync_client import SyncQRewardClient
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
-from qreward.testing.fleet import fast_loop
 
 MODEL = "judge-7b"
 INPUT = Path(__file__).with_name("judge_requests.jsonl")
@@ -79,12 +78,6 @@ def report(rows: Sequence[dict[str, Any]], stats: BatchStats) -> str:
     )
 
 
-async def judge_all(fleet: FakeFleet, requests: Sequence[Mapping[str, Any]]) -> BatchResult[Any]:
-    conversations = [request["messages"] for request in requests]
-    async with fleet, QRewardClient(fleet.endpoints) as client:
-        return await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
-
-
 def add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=demo)
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the verdicts (default: %(default)s)")
@@ -99,7 +92,9 @@ def demo(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the verdicts to {str(args.output)!r}: {error.strerror}; name another file with --output") from None
     with output:
-        batch = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
+        with demo_fleet(len(requests)) as fleet, SyncQRewardClient(fleet.endpoints) as client:
+            conversations = [request["messages"] for request in requests]
+            batch = client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
         rows = [row_of(request, result) for request, result in zip(requests, batch, strict=True)]
         output.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
     print(report(rows, batch.stats))
@@ -116,22 +111,16 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
 
 def fleet(args: argparse.Namespace) -> int:
     """Run the fleet until a signal arrives. Raises ``ConfigError`` for an invalid spec or a port that is taken."""
-    running = FakeFleet(args.spec)
-    with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        try:
-            runner.run(_serve(running))
-        except (ConfigError, OSError) as error:
-            raise ConfigError(f"{args.spec}: {getattr(error, 'strerror', None) or error}") from None
+    running, stop = FakeFleet(args.spec), threading.Event()
+    try:
+        with running:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, lambda *_: stop.set())
+            ready = [{"name": each.name, "base_url": each.base_url, "models": each.models} for each in running.endpoints]
+            print(json.dumps({"endpoints": ready}), flush=True)
+            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+            stop.wait()
+    except (ConfigError, OSError) as error:
+        raise ConfigError(f"{args.spec}: {getattr(error, 'strerror', None) or error}") from None
     print(json.dumps({"seen": msgspec.to_builtins([running.seen(name) for name in running.names])}))
     return 0
-
-
-async def _serve(fleet: FakeFleet) -> None:
-    async with fleet:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, stop.set)
-        ready = [{"name": each.name, "base_url": each.base_url, "models": each.models} for each in fleet.endpoints]
-        print(json.dumps({"endpoints": ready}), flush=True)
-        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-        await stop.wait()

@@ -140,7 +140,8 @@ class CallScheduler:
     """Schedules the calls of all functions of one pool.
 
     A call is tried at once if its key and the pool allow, or waits in the queue of its key. When a try ends, the call ends, or another try
-    is planned. The timer of a call is set for the first of its deadline, its next retry and its next hedge.
+    is planned. The timer of a call is set for the first of its deadline, its next retry and its next hedge; the timer of a key, for the time
+    at which its first waiting call may start.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -151,8 +152,7 @@ class CallScheduler:
         self.limit: float = inf  # tries that may be in flight now
         self.adaptive: AimdLimit | None = None
         self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys whose first call waits only for a free slot, in the order of these calls
-        self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # keys whose first call waits for a time, by this time
-        self._timers: IndexedHeap[Call] = IndexedHeap()
+        self._timers: IndexedHeap[Call | KeyState] = IndexedHeap()  # calls, and keys whose first call waits for a time
         self._rng = rng
         self._numbers = 0
 
@@ -181,15 +181,15 @@ class CallScheduler:
             self._start(now, call)
         else:
             self._wait(now, call)
-            self._pump(now)
             self._set_timer(call)
+            self.tick(now)
 
     def withdraw(self, now: float, calls: list[Call]) -> None:
         """Drop calls that the caller has abandoned. The tries of these calls are cancelled, and no FINISH follows."""
         for call in calls:
             if not call.done:
                 self._end(now, call, CancelReason.ABANDONED)
-        self._pump(now)
+        self.tick(now)
 
     def event(self, now: float, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
         """Record the outcome of a try that has ended. Further events for the same try are ignored."""
@@ -209,18 +209,23 @@ class CallScheduler:
             self._finish(now, call, call.error or RequestError(f"{call.name}: its try was cancelled by other code"))
         if state.queue:
             self._arrange(now, state)
-        self._pump(now)
+        self.tick(now)
 
     def tick(self, now: float) -> None:
+        """Do what is due, start waiting calls, and then hedge, because a waiting call goes first."""
         due = []
         while self._timers.rank() <= now:
-            due.append(self._timers.take())
+            timed = self._timers.take()
+            if isinstance(timed, KeyState):
+                self._arrange(now, timed)
+            else:
+                due.append(timed)
         for call in due:
             if not call.done and now >= call.deadline:
                 self._time_out(now, call)
             elif not call.done and now >= call.retry_at:
                 self._retry(now, call)
-        self._pump(now)
+        self._start_waiting(now)
         for call in due:
             if not call.done and now >= call.hedge_at:
                 self._hedge(now, call)
@@ -228,7 +233,7 @@ class CallScheduler:
 
     def next_wake(self) -> float | None:
         """Return when ``tick`` must be called next, or None."""
-        wake = min(self._timers.rank(), self._wakes.rank())
+        wake: float = self._timers.rank()
         return None if wake == inf else wake
 
     # settings
@@ -244,7 +249,7 @@ class CallScheduler:
         for state in function.keys.values():
             state.follow(function.options)
             self._arrange(now, state)
-        self._pump(now)
+        self.tick(now)
 
     def reset(self, now: float, function: Function) -> None:
         """Reset all counts and learned values of a function. Calls that wait or are in flight continue."""
@@ -265,7 +270,7 @@ class CallScheduler:
 
     def _may_start(self, now: float, call: Call) -> bool:
         """Return whether a try may start now without going ahead of a waiting call."""
-        return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
+        return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._timers.rank()
 
     def _wait(self, now: float, call: Call) -> None:
         """Let a call wait for its next try in the queue of its key."""
@@ -288,16 +293,14 @@ class CallScheduler:
         else:
             self.ready.drop(state)
         if now < at < inf:
-            self._wakes.put(state, at)
+            self._timers.put(state, at)
             if state.adaptive is not None and at > state.closed_until:
                 state.adaptive.wanted = True
         else:
-            self._wakes.drop(state)
+            self._timers.drop(state)
 
-    def _pump(self, now: float) -> None:
+    def _start_waiting(self, now: float) -> None:
         """Start waiting calls in order, while there are free slots."""
-        while self._wakes.rank() <= now:
-            self._arrange(now, self._wakes.take())
         while (state := self.ready.first()) is not None:
             if self.inflight >= self.limit:
                 if self.adaptive is not None:

@@ -227,7 +227,8 @@ class Watch:
                     assert key_state.limit <= function.options.groups.rate.size  # type: ignore[union-attr]
             assert function.hedges_left >= 0
         timers = self.scheduler._timers
-        assert len(timers) == sum(call in timers for call in self.open), "the timers hold something dead, or lost something"
+        held = sum(call in timers for call in self.open) + sum(key_state in timers for key_state in self.key_states())
+        assert len(timers) == held, "the timers hold something dead, or lost something"
 
     def _check_open(self, now: float) -> None:
         calls: Counter[KeyState] = Counter()
@@ -248,7 +249,6 @@ class Watch:
     def _check_heaps(self) -> None:
         heaps: list[IndexedHeap[Any]] = [
             self.scheduler.ready,
-            self.scheduler._wakes,
             self.scheduler._timers,
             *(key_state.queue for key_state in self.key_states()),
         ]
@@ -262,7 +262,7 @@ class Watch:
             first = key_state.queue.first()
             if first is None:
                 assert key_state not in group.ready
-                assert key_state not in self.scheduler._wakes
+                assert key_state not in self.scheduler._timers
                 continue
             at = key_state.ready_at(first)
             assert at > now or group.inflight >= group.limit, f"{key_state} could be tried, and a call waits"

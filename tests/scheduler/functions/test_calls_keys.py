@@ -168,4 +168,4 @@ def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiti
     assert not f.keys
     assert len(scheduler._timers) == 0
     assert len(scheduler.ready._heap) < 100
-    assert len(scheduler._wakes._heap) < 100
+    assert len(scheduler._timers._heap) < 100

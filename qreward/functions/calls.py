@@ -110,7 +110,7 @@ def _overload_of_one(error: BaseException) -> Overload | None:
     return Overload(seconds, rate_limit_headers.should_retry(headers))
 
 
-Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
+Inbox = SimpleQueue[Any]  # brings a blocking caller the tries that its own thread runs, and then the outcome of its call
 
 
 class Time:
@@ -179,15 +179,13 @@ class AsyncCall(Single):
 class BlockingCall:
     """Runs the tries of one blocking call, in the caller's thread (``inline``) or in worker threads, and receives its outcome."""
 
-    __slots__ = ("_body", "_context", "_engine", "_inbox", "_next", "_outcome")
+    __slots__ = ("_body", "_context", "_engine", "_inbox")
 
     def __init__(self, engine: Engine[CallScheduler], body: Callable[[], Any], *, inline: bool) -> None:
         self._engine = engine
         self._body = body
         self._context = None if inline else copy_context()
         self._inbox: Inbox = SimpleQueue()
-        self._next: Try | None = None
-        self._outcome: Answer | BaseException | None = None
 
     @property
     def driver(self) -> BlockingCall:
@@ -196,25 +194,23 @@ class BlockingCall:
 
     def result(self, call: Call) -> Answer | BaseException:
         """Submit the call and wait for its outcome. If the caller is interrupted, the tries of the call are given up."""
-        attempt: Try | None = None
         try:
             wake = self._change(self._engine.scheduler.submit, call)
             if wake is not None or self._inbox.empty():  # it waits
                 _time.keep(self._engine, wake)
-            while self._outcome is None:
-                attempt, self._next = self._next, None
-                if attempt is None:
-                    _time.take(self._inbox, self._engine)
-                else:
-                    self._ended(attempt, self._run(attempt))
-                    attempt = None
+            while type(item := _time.take(self._inbox, self._engine)) is Try:
+                self._ended(item, self._run(item))
+            return item  # type: ignore[no-any-return]
         finally:
-            if not call.done:
-                self._change(self._engine.scheduler.withdraw, [call])
-            for left in (attempt, self._next):
-                if left is not None:
-                    self._ended(left, CANCELLED)
-        return self._outcome
+            self.leave(call)
+
+    def leave(self, call: Call) -> None:
+        """Give up a call that has not ended, and the tries that only the caller's own thread would run."""
+        if not call.done:
+            self._change(self._engine.scheduler.withdraw, [call])
+        if self._context is None:
+            for attempt in list(call.tried):
+                self._ended(attempt, CANCELLED)
 
     def post(self, command: Command) -> None:
         """Run a command that results from a change in another thread or event loop, whose own timer may end with it."""
@@ -241,26 +237,22 @@ class BlockingCall:
 
     def _receive(self, command: Command) -> None:
         if command[0] == FINISH:
-            self._outcome = command[2]
-            self._inbox.put(None)
+            self._inbox.put(command[2])
         elif command[0] == SEND:  # a CANCEL has no effect, because a thread cannot be stopped
             self._start(command[1])
 
     def _start(self, attempt: Try) -> None:
         if self._context is None:
-            self._next = attempt
-            self._inbox.put(None)
-            if attempt.cancel_reason is not None:  # the caller may have left before another thread started the try
-                self._ended(attempt, CANCELLED)
+            self._inbox.put(attempt)
             return
         context = self._context.copy()
         if _time.run(lambda: partial(self._ended, attempt, context.run(self._run, attempt))):
             return
-        if len(attempt.task.tried) > 1:  # a further try without a thread does not fail the call
-            self._ended(attempt, CANCELLED)
-            return
-        why = "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
-        self._ended(attempt, CallFailure(QueueFull(why), again=False))
+        outcome: CallFailure | Cancelled = CANCELLED
+        if len(attempt.task.tried) == 1:  # a further try without a thread does not fail the call
+            why = "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
+            outcome = CallFailure(QueueFull(why), again=False)
+        self._ended(attempt, outcome)
 
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
         """Run the function once."""

@@ -43,7 +43,7 @@ def test_a_try_that_is_started_after_its_caller_has_left_gives_its_slot_back(mon
     scene, start = Scene(), BlockingCall._start
 
     def late(self: BlockingCall, attempt: Any) -> None:
-        scene.engine.apply(lambda now: scene.engine.scheduler.withdraw(now, [attempt.task]))  # what the caller's own thread does meanwhile
+        self.leave(attempt.task)  # what the caller's own thread does meanwhile
         start(self, attempt)
 
     monkeypatch.setattr(BlockingCall, "_start", late)

@@ -132,8 +132,11 @@ class QueueFull(Rejected):
     """The queue has reached its limit."""
 
 
-class CircuitOpen(Rejected):
-    """Every endpoint of the route is marked unhealthy, or the circuit breaker of a scheduled function is open."""
+class CircuitOpen(Rejected, RuntimeError):
+    """Every endpoint of the route is marked unhealthy, or the circuit breaker of a scheduled function is open.
+
+    It is also a ``RuntimeError``, as in QReward 0.1.7.
+    """
 
 
 class DeadlineExceeded(Rejected):

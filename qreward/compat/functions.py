@@ -59,10 +59,6 @@ _BELONGS_TO = {  # parameter whose default has changed -> the parameter without 
 }
 
 
-class CircuitIsOpen(CircuitOpen, RuntimeError):
-    """A ``CircuitOpen`` that is also a ``RuntimeError``, as in 0.1.7."""
-
-
 def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of ``qreward.ScheduleConfig`` that correspond to settings of 0.1.7."""
     new = {name: value for name, value in old.items() if name != "adaptive_window_seconds"}
@@ -112,12 +108,8 @@ class OldFunction(ScheduledFunction):
         options.exception_types = self._types
         return options
 
-    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
-        if isinstance(error, CircuitOpen):
-            refused = CircuitIsOpen(*error.args)
-            refused.__cause__ = error
-            return UNSET, refused
-        return (default if covered or isinstance(error, Exception) else UNSET), error
+    def may_replace(self, error: BaseException, *, covered: bool) -> bool:
+        return not isinstance(error, CircuitOpen) and (covered or isinstance(error, Exception))
 
 
 @dataclass

@@ -233,7 +233,7 @@ class ScheduledFunction(Function):
             outcome, covered = "timeout" if isinstance(error, RequestTimeout) else "circuit_open", True
         else:
             covered = is_retried(error, call.options) is not False
-        default, error = self.default_for(error, call.options.default_result, covered=covered)
+        default = call.options.default_result if self.may_replace(error, covered=covered) else UNSET
         self._report(call, outcome, error, defaulted=default is not UNSET)
         if default is UNSET:
             raise error
@@ -247,9 +247,9 @@ class ScheduledFunction(Function):
             )
         return default(*args, **kwargs) if callable(default) else default
 
-    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
-        """Return the default that replaces an error, or ``UNSET``, and the error. ``covered``: it is one that a default may replace."""
-        return (default if covered else UNSET), error
+    def may_replace(self, error: BaseException, *, covered: bool) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether the default may replace an error. ``covered``: ``exception_types`` names it, or it is of the scheduler."""
+        return covered
 
     def _report(self, call: Call, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
         if call.notes is not None:
@@ -292,30 +292,27 @@ class ScheduledFunction(Function):
         self.engine.apply(lambda now: self.engine.scheduler.reset(now, self))
 
 
-_ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""The engines of all pools. A running call keeps an engine alive after the last function of its pool is gone."""
-_NAMED: WeakValueDictionary[str, Engine[CallScheduler]] = WeakValueDictionary()
+_ENGINES: WeakValueDictionary[object, Engine[CallScheduler]] = WeakValueDictionary()
+"""The engines of all pools, by name; a pool without a name has an object in its place. A running call keeps an engine alive after the last
+function of its pool is gone."""
 _naming = threading.Lock()
 
 
 def engine_of(pool: str | None) -> Engine[CallScheduler]:
     """Return the engine of the pool with this name, or a new engine if the name is None. It is freed with the functions that use it."""
+    name = object() if pool is None else pool
     with _naming:
-        engine = None if pool is None else _NAMED.get(pool)
+        engine = _ENGINES.get(name)
         if engine is None:
             no_backend: Any = AsyncExitStack  # functions send no requests
-            engine = Engine(CallScheduler(Random()), no_backend, clock=calls.now)  # noqa: S311 - jitter, not secrets
-            _ENGINES.add(engine)
-            if pool is not None:
-                _NAMED[pool] = engine
+            engine = _ENGINES[name] = Engine(CallScheduler(Random()), no_backend, clock=calls.now)  # noqa: S311 - jitter, not secrets
         return engine
 
 
 def _begin_again(_: object) -> object:
     """Give all functions new engines and no keys in a forked child, where the threads and calls of the parent do not exist."""
     global _naming
-    _naming, inherited = threading.Lock(), list(_ENGINES)
-    _NAMED.clear()
+    _naming, inherited = threading.Lock(), list(_ENGINES.values())
     _ENGINES.clear()
     for function in [function for engine in inherited for function in engine.scheduler.functions]:
         assert isinstance(function, ScheduledFunction)
@@ -331,7 +328,7 @@ background.watch(ScheduledFunction, _begin_again)
 
 async def cancel_timers() -> None:
     """Cancel all timers of decorated functions in the running event loop. Later calls in this loop set new timers."""
-    for engine in list(_ENGINES):
+    for engine in list(_ENGINES.values()):
         await engine.leave()
 
 

@@ -140,8 +140,8 @@ class CallScheduler:
     """Schedules the calls of all functions of one pool.
 
     A call is tried at once if its key and the pool allow, or waits in the queue of its key. When a try ends, the call ends, or another try
-    is planned. The timer of a call is set for the first of its deadline, its next retry and its next hedge; the timer of a key, for the time
-    at which its first waiting call may start.
+    is planned. The timer of a call is set for the first of its deadline, its next retry and its next hedge. The timer of a key is set for
+    the time at which its first waiting call may start.
     """
 
     def __init__(self, rng: Random) -> None:

@@ -105,6 +105,9 @@ class NotGiven:
     def __repr__(self) -> str:
         return "..."
 
+    def __reduce__(self) -> str:
+        return "NOT_GIVEN"  # a copied or unpickled one is the same object
+
 
 NOT_GIVEN: Any = NotGiven()
 """The value of an argument that was not passed, where None has a meaning of its own. Signatures show it as ``...``."""

@@ -15,9 +15,10 @@ from typing import Any
 
 from opentelemetry import trace
 
+from qreward.callables import NOT_GIVEN
 from qreward.compat import PAGE
 from qreward.errors import CircuitOpen, ConfigError
-from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.functions.config import ScheduleConfig
 from qreward.functions.function import ScheduledFunction, ScheduleMetrics, decorate
 from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
@@ -35,7 +36,7 @@ OLD_DEFAULTS: dict[str, Any] = {  # parameter of ``schedule`` in 0.1.7 -> its de
     "limit_window": 1.0,
     "key_func": None,
     "exception_types": BaseException,
-    "default_result": UNSET,
+    "default_result": NOT_GIVEN,
     "debug": False,
     "metrics_callback": None,
     "circuit_breaker_threshold": 0,

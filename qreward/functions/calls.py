@@ -69,17 +69,15 @@ def overload_of(error: BaseException) -> Overload | None:
 
     A group counts if all of its exceptions count. Messages are ignored, because their words may come from a prompt.
     """
-    found: Overload | None = None
-    link: BaseException | None = error
-    for _ in range(LINKS):
-        if link is None or (found is not None and found.retry_after is not None):
-            break
+    links = [error]
+    while len(links) < LINKS and links[-1].__cause__ is not None:
+        links.append(links[-1].__cause__)
+    found: list[Overload] = []
+    for link in links:
         with suppress(Exception):  # attributes of other libraries' exceptions may raise; the caller must see the original error
-            overload = _overload_of_one(link)
-            if found is None or (overload is not None and overload.retry_after is not None):
-                found = overload
-        link = link.__cause__
-    return found
+            if (overload := _overload_of_one(link)) is not None:
+                found.append(overload)
+    return next((overload for overload in found if overload.retry_after is not None), found[0] if found else None)
 
 
 def _overload_of_one(error: BaseException) -> Overload | None:

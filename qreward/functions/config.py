@@ -9,13 +9,12 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
 
-from qreward.callables import Code, FunctionKind, kind_of
+from qreward.callables import NOT_GIVEN, Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.settings import files
@@ -23,19 +22,7 @@ from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeco
 from qreward.settings.policies import Level, Priority
 
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
-
-
-class Unset(Enum):
-    """The type of ``UNSET``. It is an enum, so that a copied or unpickled ``UNSET`` is the same object."""
-
-    UNSET = "UNSET"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-UNSET = Unset.UNSET
-"""The value of a parameter that was not given. None may be a valid value."""
+_above_zero = Number(above=0)
 
 
 def check_exceptions(value: object) -> object:
@@ -68,12 +55,9 @@ def check_hedge_time(value: Any) -> Any:
             raise ValueError("a percentile must be above p0 and below p100, such as 'p95'")
         return value
     try:
-        seconds = 0.0 if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        seconds = 0.0
-    if not 0 < seconds < inf:
-        raise ValueError("must be a positive number of seconds, a percentile such as 'p95', or None")
-    return seconds
+        return _above_zero(value)
+    except ValueError:
+        raise ValueError("must be a positive number of seconds, a percentile such as 'p95', or None") from None
 
 
 def check_exporter(value: Any) -> Any:
@@ -133,7 +117,7 @@ class ScheduleConfig(Policy):
             ``hedged_request_time``.
         speed_up_max_multiply: maximum number of tries of one call that run at once after a failure; with ``retry_times``.
         default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns this value.
-            The first replaced exception of each class is logged as a warning. With ``UNSET``, the exception is raised.
+            The first replaced exception of each class is logged as a warning. If it is not given, the exception is raised.
         circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
         circuit_breaker_recovery: seconds for which calls are rejected. After this time, one call is let through; with
             ``circuit_breaker_threshold``.
@@ -175,7 +159,7 @@ class ScheduleConfig(Policy):
     hedged_request_max_times: Count = 1
     hedged_request_proportion: Portion = 0.05
     speed_up_max_multiply: Count = 1
-    default_result: Any = UNSET
+    default_result: Any = NOT_GIVEN
     circuit_breaker_threshold: Count | None = None
     circuit_breaker_recovery: Seconds = 30.0
     adaptive_limit: bool = False

@@ -16,13 +16,13 @@ from random import Random
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakMethod, WeakSet, WeakValueDictionary
 
-from qreward.callables import FunctionKind, kind_of
+from qreward.callables import NOT_GIVEN, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
 from qreward.functions.calls import AsyncCall, BlockingCall, is_retried
-from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
+from qreward.functions.config import FunctionOptions, ScheduleConfig
 from qreward.scheduler.functions import Call, CallScheduler, Function
 from qreward.scheduler.outcome import Answer
 
@@ -233,9 +233,9 @@ class ScheduledFunction(Function):
             outcome, covered = "timeout" if isinstance(error, RequestTimeout) else "circuit_open", True
         else:
             covered = is_retried(error, call.options) is not False
-        default = call.options.default_result if self.may_replace(error, covered=covered) else UNSET
-        self._report(call, outcome, error, defaulted=default is not UNSET)
-        if default is UNSET:
+        default = call.options.default_result if self.may_replace(error, covered=covered) else NOT_GIVEN
+        self._report(call, outcome, error, defaulted=default is not NOT_GIVEN)
+        if default is NOT_GIVEN:
             raise error
         kind = type(error)
         if kind not in self._replaced:  # a bug in the function must not stay unseen

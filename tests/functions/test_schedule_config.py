@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from qreward import ConfigError, Priority
-from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.callables import NOT_GIVEN
+from qreward.functions.config import ScheduleConfig
 
 SECRET = "sk-hush-7f3a"
 NAMES = set(ScheduleConfig.model_fields)
@@ -123,8 +124,8 @@ def test_only_what_differs_from_the_defaults_is_shown_and_nothing_that_an_object
 
 
 def test_the_sentinel_stays_the_same_one_when_copied() -> None:
-    assert copy.deepcopy(UNSET) is pickle.loads(pickle.dumps(UNSET)) is UNSET
-    assert ScheduleConfig(default_result=UNSET) == ScheduleConfig() != ScheduleConfig(default_result=None)
+    assert copy.deepcopy(NOT_GIVEN) is pickle.loads(pickle.dumps(NOT_GIVEN)) is NOT_GIVEN
+    assert ScheduleConfig(default_result=NOT_GIVEN) == ScheduleConfig() != ScheduleConfig(default_result=None)
 
 
 def full() -> ScheduleConfig:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from qreward import schedule
-from qreward.functions.config import FIXED, UNSET, ScheduleConfig
+from qreward.callables import NOT_GIVEN
+from qreward.functions.config import FIXED, ScheduleConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
 SECONDS = {name for name in ScheduleConfig.model_fields if name.endswith(("_time", "interval", "window", "recovery"))}
@@ -28,7 +29,7 @@ def rows() -> list[list[str]]:
 
 
 def shown(value: Any) -> str:
-    if value is UNSET:
+    if value is NOT_GIVEN:
         return "not set"
     if isinstance(value, type):
         return f"`{value.__name__}`"

@@ -15,7 +15,8 @@ import pytest
 from schedule_runs import KINDS, SLACK, End, Outcome, kind_name, most_in_any_window
 
 from qreward import ScheduleMetrics
-from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.callables import NOT_GIVEN
+from qreward.functions.config import ScheduleConfig
 
 CALLS = 60
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -36,7 +37,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "hedged_request_max_times": (1, 3),
     "hedged_request_proportion": (0.05, 1.0),
     "speed_up_max_multiply": (1, 3),
-    "default_result": (UNSET, None, lambda key, place: (key, place)),
+    "default_result": (NOT_GIVEN, None, lambda key, place: (key, place)),
     "circuit_breaker_threshold": (None, 1, 6),
     "circuit_breaker_recovery": (30.0, 0.5),
     "adaptive_limit": (False, True),
@@ -141,7 +142,7 @@ def wrong_end(call: tuple[float, str, int], end: End, settings: dict[str, Any]) 
     (at, key, place), default = call, settings["default_result"]
     if end.error is None and end.value != (key, place) and not (default is None and end.value is None):
         yield f"call {place} got {end.value}"
-    if end.error is not None and default is not UNSET and isinstance(end.error, ConnectionError):
+    if end.error is not None and default is not NOT_GIVEN and isinstance(end.error, ConnectionError):
         yield f"call {place} raised {end.error!r} despite its default"
     if settings["timeout"] is not None and end.at > at + settings["timeout"] + SLACK:
         yield f"call {place} took {end.at - at:.3f} s"

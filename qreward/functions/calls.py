@@ -194,11 +194,15 @@ class BlockingCall:
         """Submit the call and wait for its outcome. If the caller is interrupted, the tries of the call are given up."""
         try:
             wake = self._change(self._engine.scheduler.submit, call)
-            if wake is not None or self._inbox.empty():  # it waits
-                _time.keep(self._engine, wake)
-            while type(item := _time.take(self._inbox, self._engine)) is Try:
-                self._ended(item, self._run(item))
-            return item  # type: ignore[no-any-return]
+            while True:
+                if self._inbox.empty():  # it waits, which is refused if the process is ending
+                    _time.keep(self._engine, wake)
+                else:
+                    self._keep(wake)
+                item = _time.take(self._inbox, self._engine)
+                if type(item) is not Try:
+                    return item  # type: ignore[no-any-return]
+                wake = self._change(self._engine.scheduler.event, item, self._run(item))
         finally:
             self.leave(call)
 

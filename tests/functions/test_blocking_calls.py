@@ -182,3 +182,26 @@ def test_a_program_ends_at_once_although_a_try_hangs_and_timers_are_set() -> Non
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("7\n7 7\n", "", 0)
+
+
+def test_a_call_that_would_wait_for_its_retry_when_the_process_has_ended_its_timers_is_refused_and_does_not_hang() -> None:
+    script = """
+        import atexit
+
+        def last():
+            from qreward import ClientClosed, schedule
+
+            @schedule(retry_times=1)
+            def fails():
+                raise ConnectionError
+
+            try:
+                fails()
+            except ClientClosed as error:
+                print(error)
+
+        atexit.register(last)  # before qreward is imported, so it runs when the timers have ended
+        import qreward.engine.portal
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("the process is ending; blocking calls are refused\n", "")

@@ -181,7 +181,7 @@ class Adapter:
 
     Attributes:
         trainer: name of the trainer. The logger of the adapter is ``qreward.<trainer>``.
-        deadline: default number of seconds for one reward. The number is below the trainer's own limit.
+        deadline: default number of seconds for one reward; below the trainer's own limit, if it has one.
         columns: field of an item -> default columns, of which the first that is present fills the field.
         missing: meaning of ``on_failure: default``.
         none_unsupported: why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
@@ -194,7 +194,7 @@ class Adapter:
     trainer: str
     deadline: float
     columns: Mapping[str, tuple[str, ...]]
-    missing: Failure
+    missing: Failure = "raise"
     none_unsupported: str = ""
     no_groups: str = "which does not pass the responses to one prompt together; leave it out"
     effect: str = ""
@@ -229,7 +229,7 @@ class Adapter:
             ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
 
         Example:
-            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)}, missing="raise")
+            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)})
             >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
             {'prompt': '2 + 2?', 'response': '4'}
         """

@@ -19,6 +19,7 @@ from pydantic import Field
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.codec import encoded
 from qreward.judge.types import Verdict
+from qreward.render import text_table
 from qreward.results import WAITING, Usage
 from qreward.settings.base import Policy
 
@@ -213,19 +214,20 @@ def report_of(found: Mapping[str, Any]) -> str:
         f"score: mean {_number(found['mean'])}, deviation {_number(found['deviation'])}; prompts whose responses score the same: {same}",
         f"{spent}, median seconds: {_number(found['seconds'])}",
     ]
-    if found["criteria"]:
-        width = max(len("criterion"), *map(len, found["criteria"]))
-        text += ["", f"{'criterion':{width}}  mean  below its gate"]
-        text += [
-            f"{name:{width}}  {_number(each['mean'])}  {each['below_gate']} of {each['verdicts']}"
-            for name, each in found["criteria"].items()
-        ]
-    text += ["", "prompt            verdicts  failed  mean  lowest  highest"]
-    for row in found["prompts"][:MOST_PROMPTS]:
-        ends = f"{_number(row['mean'])}  {_number(row['lowest']):>6}  {_number(row['highest']):>7}"
-        text.append(f"{row['prompt']}  {row['verdicts']:>8}  {row['failed']:>6}  {ends}")
+    criteria = [
+        {"criterion": name, "mean": _number(each["mean"]), "below its gate": f"{each['below_gate']} of {each['verdicts']}"}
+        for name, each in found["criteria"].items()
+    ]
+    prompts = [
+        {"prompt": row["prompt"]}
+        | {name: str(row[name]) for name in ("verdicts", "failed")}
+        | {name: _number(row[name]) for name in ("mean", "lowest", "highest")}
+        for row in found["prompts"][:MOST_PROMPTS]
+    ]
+    for rows in filter(None, (criteria, prompts)):
+        text += ["", *text_table(rows, ("criterion", "below its gate", "prompt"))]
     return "\n".join(text)
 
 
 def _number(value: float | None) -> str:
-    return "   -" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}"

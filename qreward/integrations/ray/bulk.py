@@ -55,12 +55,6 @@ class BulkRequests:
 
     Raises:
         ConfigError: a setting is wrong, or the folder has journals of other settings.
-
-    Example:
-        dataset.map_batches(
-            BulkRequests, fn_constructor_args=("/shared/answers", "client.yaml"), fn_constructor_kwargs={"model": "judge-7b"},
-            batch_format="pyarrow", batch_size=256, compute=ray.data.ActorPoolStrategy(size=4),
-        )
     """
 
     def __init__(
@@ -117,11 +111,10 @@ def run(
 
     Args:
         dataset: the ``ray.data.Dataset``.
-        output: folder for results (``part-00000.jsonl``, ...), failures (``part-00000.failed.jsonl``, ...) and journals, on a file system
-            that all workers share. It is created if it does not exist.
+        output: folder for results, failures and journals, on a file system that all workers share. It is created if it does not exist.
         config, judge, reward_model, options: see :class:`BulkRequests`.
         actors: number of workers.
-        batch_size: number of rows in a batch. A worker sends several batches at once; see :data:`BATCH`.
+        batch_size: number of rows in a batch. A worker sends several batches at once.
         ray_options: further arguments of ``Dataset.map_batches``, such as ``{"num_cpus": 0.5}``.
 
     Returns:
@@ -130,9 +123,6 @@ def run(
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
-
-    Example:
-        report = run(ray.data.read_json("s3://bucket/requests/"), "/shared/answers", "client.yaml", actors=8)
     """
     require_ray()
     data = importlib.import_module("ray.data")

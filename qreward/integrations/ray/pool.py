@@ -98,18 +98,14 @@ class ScorerPool:
             be ``async def``.
         actors: number of actors.
         max_concurrent_batches: number of batches that one actor works on at once. A scorer that is not async runs each batch in a thread.
-        backend: ``ray``, ``local`` or ``auto``. ``local`` runs ``actors`` scorers in this process. ``auto`` means ``ray`` if this process
-            is connected to Ray (``ray.init()``) when the first batch arrives, and ``local`` otherwise.
-        init_args, init_kwargs: arguments for the class or the function.
+        backend: ``ray``, ``local`` (in this process) or ``auto``: ``ray`` if this process is connected to it when the first batch arrives.
+        init_args, init_kwargs: arguments for the class or the factory.
         factory: whether ``scorer`` is a function that makes the scorer.
         method: name of the method that scores.
-        batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If the
-            batch still runs 5 seconds later, its actor is killed and replaced. None means no limit.
+        batch_timeout: seconds for a batch on an actor, after which it fails with ``RequestTimeout``; None means no limit.
         start_timeout: seconds for starting an actor; None means no limit.
-        max_restarts: maximum number of restarts of an actor in a row, without a finished batch between them. An actor that fails to start,
-            for example because its class raises, is given up after three attempts.
-        num_cpus, num_gpus, resources, runtime_env: options of each actor, as in ``ray.remote``; ignored without Ray.
-        ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``; ignored without Ray.
+        max_restarts: maximum number of restarts of an actor in a row, without a finished batch between them.
+        num_cpus, num_gpus, resources, runtime_env, ray_options: options of each actor, as in ``ray.remote``; ignored without Ray.
 
     Raises:
         TypeError: the scorer cannot be called, or an argument has the wrong type.

@@ -163,12 +163,8 @@ Source = str | Path | Mapping[str, Any] | RewardConfig | None
 def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
     """Load and return the settings of an adapter.
 
-    Args:
-        source: a YAML, JSON or TOML file, or a mapping with the content of such a file. None takes the file that ``QREWARD_REWARD`` names.
-        place: name of the source in error messages; the file's name by default.
-
-    Raises:
-        ConfigError: there are no settings, the settings cannot be read, or a setting is wrong. The message names the file and the setting.
+    ``source`` is a YAML, JSON or TOML file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
+    Messages name the file, or ``place``. Raises ``ConfigError`` if there are no settings, or a setting is wrong.
     """
     if isinstance(source, RewardConfig):
         return source
@@ -256,9 +252,7 @@ def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
 def check(config: RewardConfig, routes: Iterable[str]) -> None:
     """Check settings before the first reward. ``routes`` are the patterns of the models that the client serves.
 
-    Raises:
-        ConfigError: a verdict or a column has an unknown name, a parameter has a reserved name, or no route serves a model. Every reward
-            would then fail.
+    Raises ``ConfigError`` for names with which every reward would fail: of verdicts, parameters, models and columns.
     """
     known, patterns = ITEM | prompt_fields(config), list(routes)
     for setting, stage in config.stages.items():

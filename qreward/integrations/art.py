@@ -26,16 +26,10 @@ async def score_group(group: Any, settings: Source = None) -> Any:
     """Return a new ``TrajectoryGroup`` with the judge's rewards, or None if no trajectory has a reward; ART drops a group that is None.
 
     A trajectory without a reward is not in the new group, which has its error among its ``exceptions``, as that of a failed rollout.
-
-    Args:
-        group: the group; it is not changed.
-        settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
+    ``settings`` is a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
 
     Raises:
         ConfigError: the settings are wrong, or do not fit the data, or a trajectory has additional histories.
-
-    Example:
-        ``groups = await art.gather_trajectory_groups(..., after_each=score_group)``
     """
     made = ADAPTER.rewarder(settings)
     scored = await ADAPTER.score(made, _rows(group.trajectories, common=made.config.rank is not None))

@@ -53,14 +53,9 @@ _read = cache(load_config)
 
 
 class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where verifiers is not installed
-    """The settings of a verifiers judge, with the settings that say where its requests go.
+    """The settings of a verifiers judge, with ``deadline`` and ``priority`` of its requests.
 
-    Attributes:
-        fleet: file with a client's settings, by default the one that ``QREWARD_CONFIG`` names. Without a file, ``base_url``,
-            ``api_key_var`` and the headers configure a client with one endpoint.
-        deadline: seconds for a call, including queueing, retries and hedges. If ``timeout.scoring`` of the agent is set, choose a lower
-            number.
-        priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
+    ``fleet`` is a file with a client's settings. Without it, ``base_url``, ``api_key_var`` and the headers are those of one endpoint.
     """
 
     fleet: Path | None = Field(default_factory=lambda: os.environ.get("QREWARD_CONFIG") or None, validate_default=True)
@@ -180,13 +175,9 @@ class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):
 
 
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
-    """The settings of :class:`RewardJudge`. The settings file is validated before a rollout begins.
+    """The settings of :class:`RewardJudge`. The file ``settings`` is validated before a rollout begins.
 
-    Attributes:
-        settings: file with the settings of :class:`~qreward.integrations.trainers.RewardConfig`. The default is the file that
-            ``QREWARD_REWARD`` names. The file configures the scorer and its endpoints. Only ``id``, ``name`` and ``weight`` of
-            verifiers' own settings are used.
-        view: the part of the rollout that is scored: ``last_reply`` or ``full_trace``.
+    Of verifiers' own settings, only ``id``, ``name`` and ``weight`` are used.
     """
 
     settings: Path | None = None

@@ -22,14 +22,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RewardServer:
-    """A reward server in the running event loop.
+    """A reward server in the running event loop, for the duration of an ``async with`` block, whose end finishes the running requests.
 
-    The server runs for the duration of the ``async with`` block. At the end of the block, it finishes the running requests.
-
-    Args:
-        scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
-        config: the settings.
-        settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
+    The arguments are those of :func:`create_app`.
 
     Attributes:
         url: base URL of the server, such as ``http://127.0.0.1:5000``.
@@ -106,16 +101,8 @@ class RewardServer:
 async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts these requests.
 
-    Args:
-        scorer: see :class:`RewardServer`.
-        config: the settings.
-        ready: function that is called with the URL as soon as the server accepts requests.
-
-    Returns:
-        Whether all running requests finished within ``drain_timeout``.
-
-    Raises:
-        ConfigError, TypeError: as :class:`RewardServer`.
+    ``ready`` is called with the URL as soon as the server accepts requests. Return whether all running requests finished within
+    ``drain_timeout``. The errors are those of :class:`RewardServer`.
     """
     server, stopping = RewardServer(scorer, config), asyncio.Event()
 

@@ -84,12 +84,11 @@ class PoolStats:
 class ScorerPool:
     """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
-    A pool is called with a batch: ``await pool(texts)``. It can be the function of a ``BatchQueue`` or the scorer of a ``RewardBuffer``,
-    which ``queue`` and ``buffer`` make. A pool is created without an event loop, and may be used from several loops and threads.
+    A pool is called with a batch: ``await pool(texts)``. ``queue`` and ``buffer`` make a ``BatchQueue`` and a ``RewardBuffer`` with it. A
+    pool may be used from several loops and threads.
 
-    A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
-    kills actors is found by splitting its batch. Only this item fails, and only after an actor that scored nothing else has died. Because
-    an item may be scored several times, scoring should be idempotent.
+    If an actor dies, its batch is sent again and a new actor is started. An item that kills actors is found by splitting its batch, and
+    only this item fails. Because an item may be scored several times, scoring should be idempotent.
 
     Args:
         scorer: a class, which is instantiated in each actor; a function or an object with ``__call__``, which is sent to the actors; or a
@@ -178,11 +177,9 @@ class ScorerPool:
         return self._config.actors * self._config.max_concurrent_batches
 
     async def __call__(self, *columns: Sequence[Any]) -> Any:
-        """Score one batch.
+        """Score one batch, and return the result of the scorer. If actors died, this is a list that joins the results of its parts.
 
-        ``columns`` are one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
-        first lists. An empty batch starts the actors and does not wait for them. The result is the scorer's, or, if actors died while they
-        scored the batch, a list that joins the results of its parts.
+        ``columns`` are one list for each parameter of the scorer. An empty batch starts the actors and does not wait for them.
 
         Raises:
             Exception: any exception of the scorer.
@@ -215,11 +212,9 @@ class ScorerPool:
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
     async def close(self, drain: bool = True) -> None:
-        """Accept no more batches, wait for the running batches, and stop the actors. This method may be called more than once.
+        """Score the waiting batches, call the scorer's method ``close``, if it has one, and stop the actors.
 
-        Args:
-            drain: True scores the waiting batches first, and calls the scorer's method ``close``, if it has one. False fails waiting and
-                running batches with ``ClientClosed``, and kills the actors.
+        With ``drain=False``, waiting and running batches fail with ``ClientClosed``, and the actors are killed.
         """
         with self._lock:
             self._closed = True

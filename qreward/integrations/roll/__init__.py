@@ -171,16 +171,9 @@ _ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="", logs=Fals
 def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source = None, **fields: Any) -> float:
     """Judge one response and block until the reward is known. ``env.step`` may call this function in any number of threads.
 
-    Args:
-        prompt: a text or a list of messages.
-        response: the text to judge.
-        reference: the correct answer, if the judge's prompt uses a reference.
-        settings: a file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
-        fields: other fields that the judge's prompt names.
-
-    Returns:
-        The reward. If there is no reward, the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a number. ROLL trains
-        on :data:`INVALID`, unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+    ``settings`` is a file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names. If there is no reward, return
+    the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a number. ROLL trains on :data:`INVALID`, unless
+    ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.

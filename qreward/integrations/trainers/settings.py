@@ -43,23 +43,16 @@ class RewardConfig(Policy):
 
     Args:
         client: the client's settings, or the path of a file with them. None takes the settings that ``QRewardClient.from_env`` finds.
-        judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
+        judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`. Exactly one of ``judge``, ``reward_model`` and
+            ``cascade`` is required.
         reward_model: name of a reward model.
-        cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of
-            ``judge``, ``reward_model`` and ``cascade`` is required.
+        cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`.
         deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter.
-        on_failure: what replaces a missing reward: a number; ``none``, if the trainer supports missing rewards; ``raise``, which raises the
-            error; or ``default``, the choice of the adapter.
-        columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
-            trainer's column that holds the field.
+        on_failure: what replaces a missing reward: a number, ``none``, ``raise``, or ``default``, the choice of the adapter.
+        columns: field of the item -> name of the trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
-        rank: ``scores`` or ``advantages`` ranks the responses to one prompt with :meth:`Judge.rank`; the rewards are then these numbers of
-            the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
-            None scores each response.
-        verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``; see
-            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. None writes nothing.
-
-    A path in a settings file is relative to the folder of the settings file.
+        rank: numbers of a :class:`~qreward.judge.ranking.Ranking` of the responses to one prompt, which are then the rewards.
+        verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``.
 
     Raises:
         ConfigError: a setting is unknown or wrong.

@@ -49,9 +49,7 @@ def _joined(*names: str) -> Any:
 
 
 BASE_URL = "http://qreward/v1"
-"""``base_url`` for an SDK. The host name is never resolved or connected to."""
-_KEY = "-"
-"""API key for an SDK, because an SDK requires an API key. The requests are sent with the keys of the endpoints instead."""
+"""``base_url`` for an SDK. The host is never resolved or connected to. An SDK also requires a key, which is not sent either."""
 
 
 def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:
@@ -59,12 +57,12 @@ def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: A
 
     ``settings`` are ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
     """
-    return openai.AsyncOpenAI(base_url=BASE_URL, api_key=_KEY, http_client=async_http_client(client, **settings))
+    return openai.AsyncOpenAI(base_url=BASE_URL, api_key="-", http_client=async_http_client(client, **settings))
 
 
 def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.OpenAI:
     """Return an ``OpenAI``, for blocking code. See :func:`async_openai_client`."""
-    return openai.OpenAI(base_url=BASE_URL, api_key=_KEY, http_client=http_client(client, **settings))
+    return openai.OpenAI(base_url=BASE_URL, api_key="-", http_client=http_client(client, **settings))
 
 
 def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:

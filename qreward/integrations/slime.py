@@ -21,18 +21,12 @@ __all__ = ["group_reward", "normalize_rewards", "reward"]
 
 NOTE = "qreward"
 """Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
-MEMORY = 1024
-"""Number of recent rewards whose mean replaces a missing reward if the same call has no other reward."""
-LOG_EVERY = 100
-"""Number of failures between two log messages."""
 MOST_LOST = 1000
 """Number of failures in a row after which the run ends, because no sample would be left to train on."""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
 """Those for which slime also divides by the standard deviation of the group, if ``--grpo-std-normalization`` is set."""
-EPSILON = 1e-6
-"""Number that is added to the standard deviation before a reward is divided by it, as in slime."""
 
 ADAPTER = Adapter(
     trainer="slime",
@@ -82,7 +76,7 @@ async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = ADAPTER
         values.append(next((attributes[key] for key in keys if key in attributes), reward))
         recent.missing = 0 if each.ok else recent.missing + 1
         recent.failed += not each.ok
-        if not each.ok and recent.failed % LOG_EVERY == 1:
+        if not each.ok and recent.failed % 100 == 1:
             _log.warning("%d rewards are missing so far; the last: %s", recent.failed, each.reason)
         if each.error is not None and reward is None and recent.missing > MOST_LOST:
             raise each.error
@@ -114,7 +108,7 @@ def _attributes(scored: Scored) -> dict[str, float]:
 class Recent:
     """The last rewards, and the numbers of failures in a row and of all: once for training, and once for evaluations."""
 
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     missing: int = 0
     failed: int = 0
 
@@ -142,7 +136,7 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
         mean = fmean(raw[at] for at in judged)
         scale = 1.0
         if args.advantage_estimator in SCALED and args.grpo_std_normalization:
-            scale = (stdev([raw[at] for at in judged], mean) if len(judged) > 1 else 0.0) + EPSILON
+            scale = (stdev([raw[at] for at in judged], mean) if len(judged) > 1 else 0.0) + 1e-6  # as in slime
         for at in judged:
             normal[at] = (raw[at] - mean) / scale
     return raw, normal

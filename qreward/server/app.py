@@ -27,9 +27,6 @@ JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_CLIENT_CLOSED = 499
-"""HTTP status under which a request is counted if the caller closed the connection. nginx uses the same number. No caller receives this
-status."""
 SCORING: dict[str, Callable[[bytes, ServerConfig], ScoreRequest]] = {
     "/get_reward": bodies.read_get_reward,
     "/classify": bodies.read_classify,
@@ -39,10 +36,6 @@ SCORING: dict[str, Callable[[bytes, ServerConfig], ScoreRequest]] = {
 """Path of POST requests -> function that parses the body."""
 STATUS = (*ALWAYS, "/v1/models")
 """Paths of GET requests."""
-_ABORT_TIMEOUT = 1.0
-"""Maximum number of seconds in which aborted requests can report their errors to callers."""
-_MEMORY_RETRY = 1.0
-"""Retry time in seconds while memory is full. The value is fixed, because it is not known when memory will be free."""
 
 
 class ClientDisconnected(Exception):
@@ -61,10 +54,8 @@ class HTTPResponse(NamedTuple):
 def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> RewardApp:
     """Create an ASGI app that scores with a function, in batches, through the APIs of OpenRLHF, MolGenDocking and vLLM.
 
-    Args:
-        scorer: function of the form ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see ``RewardBuffer``.
-        config: the settings.
-        settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
+    ``scorer(completions: list[str], metadata: list[dict]) -> rewards`` is as for ``RewardBuffer``. ``settings`` are keyword arguments, in
+    place of ``config``; see :class:`ServerConfig`.
 
     Raises:
         ConfigError: a setting is invalid, or both ``config`` and ``settings`` were passed.
@@ -124,7 +115,7 @@ class RewardApp:
                 self.rejections.add(error.kind)
                 reply = _reply_of(error)
             except ClientDisconnected:
-                reply = HTTPResponse(_CLIENT_CLOSED, b"")
+                reply = HTTPResponse(499, b"")  # the status that nginx counts; the caller is gone
             except Exception as error:
                 failure = error
                 reply = _reply_of(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
@@ -204,7 +195,7 @@ class RewardApp:
                     part = message.get("body", b"")
                     if self.pending + len(part) > config.max_pending_bytes:
                         text = f"the pending requests hold {self.pending} bytes, and this one exceeds the limit"
-                        raise busy("memory_full", text, _MEMORY_RETRY)
+                        raise busy("memory_full", text, 1.0)  # it is not known when memory will be free
                     parts.append(part)
                     self.pending += len(part)
                     length += len(part)
@@ -250,7 +241,7 @@ class RewardApp:
         """Fail the waiting and running completions. A scorer that runs in a thread is not stopped."""
         self.draining = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ABORT_TIMEOUT):
+            async with asyncio.timeout(1.0):  # in which aborted requests can report their errors to callers
                 await self.buffer.close(drain=False)
 
     # metrics

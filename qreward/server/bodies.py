@@ -170,9 +170,6 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 # responses
 
-LABEL = "LABEL_0"
-"""Name that vLLM uses for the class of a model with only one class."""
-
 
 def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
     """Return the response body. Raises ``HTTPError`` if no completion has a reward, or if the form cannot express missing rewards."""
@@ -191,7 +188,8 @@ def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mod
     for at, one in enumerate(scored):
         reward = _sigmoid(one.reward) if request.activation and one.reward is not None else one.reward
         if request.form == "classify":
-            row: dict[str, Any] = {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
+            label = None if reward is None else "LABEL_0"  # vLLM's name for the class of a model with only one class
+            row: dict[str, Any] = {"index": at, "label": label, "probs": [reward], "num_classes": 1}
         else:
             row = {"index": at, "object": "score", "score": reward}
         data.append(row if one.error is None else {**row, "error": one.error})
@@ -260,9 +258,6 @@ def _plain(value: Any) -> Any:
 
 # errors
 
-LONGEST_WAIT = 60.0
-"""Maximum retry time in seconds. Scoring may become faster, so callers should not wait longer."""
-
 
 class HTTPError(Exception):
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
@@ -279,7 +274,7 @@ class HTTPError(Exception):
 
 def busy(kind: str, message: str, seconds: float) -> HTTPError:
     """Return a 429 error with the retry time in two headers: ``Retry-After`` in seconds and ``retry-after-ms``. Both are rounded up."""
-    seconds = min(max(seconds, 0.001), LONGEST_WAIT)
+    seconds = min(max(seconds, 0.001), 60.0)  # scoring may become faster, so callers should not wait longer
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
     return HTTPError(429, kind, f"{message}; retry in {seconds:.3g} s", headers)
 

@@ -15,9 +15,6 @@ from qreward.errors import ConfigError
 from qreward.server.app import RewardApp, create_app
 from qreward.server.config import ServerConfig
 
-_BACKLOG = 2048
-_CLOSE_TIMEOUT = 2
-"""Maximum number of seconds for sending the last responses (uvicorn's graceful shutdown timeout)."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -47,7 +44,7 @@ class RewardServer:
         app = create_app(scorer, config, **settings)
         self.service: RewardApp = app
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-        self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_CLOSE_TIMEOUT, backlog=_BACKLOG, **quiet))
+        self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=2, backlog=2048, **quiet))
         self._draining: asyncio.Task[bool] | None = None
 
     async def __aenter__(self) -> Self:

@@ -120,7 +120,7 @@ def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first
     assert (config.port, config.mode, config.isolate_errors, config.timeout, config.rate) == (8080, "batch", False, None, None)
     assert config.token is not None
     assert config.token.get_secret_value() == TOKEN
-    assert ServerConfig.from_texts(port="9090", host="0.0.0.0").port == 9090
+    assert ServerConfig.from_env(port="9090", host="0.0.0.0").port == 9090
     monkeypatch.setenv("QREWARD_SERVE_PROT", "1")
     with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
         ServerConfig.from_env()

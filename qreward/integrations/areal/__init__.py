@@ -74,9 +74,6 @@ async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
 @cache
 def _warn_of_late(deadline: float) -> None:
     if deadline + LATE >= HOST_LIMIT:
-        logging.getLogger("qreward.areal").warning(
-            "a deadline of %g s is too long for AsyncRewardWrapper, which returns a reward of 0 after %g s; set a shorter deadline, "
-            "use qreward.integrations.areal.workflow, or ignore this if you set a longer timeout_seconds",
-            deadline,
-            HOST_LIMIT,
-        )
+        what = f"a deadline of {deadline:g} s is too long for AsyncRewardWrapper, which returns a reward of 0 after {HOST_LIMIT:g} s"
+        remedy = "use qreward.integrations.areal.workflow, or ignore this if you set a longer timeout_seconds"
+        logging.getLogger("qreward.areal").warning("%s; set a shorter deadline, %s", what, remedy)

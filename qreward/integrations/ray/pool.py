@@ -44,8 +44,6 @@ STARTS = 3
 """Number of attempts to start an actor that fails to start. A constructor that raises will most likely raise again."""
 GRACE = 5.0
 """Seconds for which an actor may still work on a batch after the timeout of the batch. Then the actor is replaced."""
-CLOSE_TIMEOUT = 5.0
-"""Maximum number of seconds for a scorer's ``close``."""
 _log = logging.getLogger("qreward")
 
 
@@ -93,8 +91,7 @@ class ScorerPool:
     Args:
         scorer: a class, which is instantiated in each actor; a function or an object with ``__call__``, which is sent to the actors; or a
             function that makes the scorer in the actor (``factory=True``). The scorer takes a list, or several lists (completions and
-            metadata), and returns a list with one result for each item. An exception in the list is the error of its item. The scorer may
-            be ``async def``.
+            metadata), and returns a list with one result, or an exception, for each item. It may be ``async def``.
         actors: number of actors.
         max_concurrent_batches: number of batches that one actor works on at once. A scorer that is not async runs each batch in a thread.
         backend: ``ray``, ``local`` (in this process) or ``auto``: ``ray`` if this process is connected to it when the first batch arrives.
@@ -110,16 +107,6 @@ class ScorerPool:
         TypeError: the scorer cannot be called, or an argument has the wrong type.
         ConfigError: an argument is out of range (a ``ValueError``).
         ModuleNotFoundError: ``backend`` is ``ray``, and Ray is not installed.
-
-    Example:
-        >>> class Lengths:
-        ...     def __call__(self, texts):
-        ...         return [len(text) for text in texts]
-        >>> async def main():
-        ...     async with ScorerPool(Lengths, actors=2) as pool, pool.queue(max_batch_size=8) as queue:
-        ...         return await asyncio.gather(*map(queue.submit, ["one", "three"]))
-        >>> asyncio.run(main())
-        [3, 5]
     """
 
     def __init__(
@@ -432,7 +419,7 @@ class Actors:
         """Wait for the batches, stop the actors, and end the event loop."""
         while self._batches:
             await asyncio.wait(self._batches)
-        ends = (asyncio.wait_for(actor.end(), CLOSE_TIMEOUT) for actor in self.ready if not self._abandoned)
+        ends = (asyncio.wait_for(actor.end(), 5.0) for actor in self.ready if not self._abandoned)
         await asyncio.gather(*ends, return_exceptions=True)
         for keeper in self._keepers:
             keeper.cancel()

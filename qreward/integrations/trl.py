@@ -151,7 +151,7 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
     chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:  # the name of the model stands for the scorer
         config = ADAPTER.checked(RewardConfig(reward_model=name, **chosen))
-        made = Rewarder(judge, config.deadline or ADAPTER.deadline, config=config)
+        made = Rewarder(judge, ADAPTER.deadline, config)
     else:
         if chosen:
             config = load_reward_config(settings)

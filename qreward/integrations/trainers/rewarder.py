@@ -59,19 +59,17 @@ class Rewarder:
 
     Args:
         scorer: a judge, a reward model, or a user's object with the same methods.
-        deadline: seconds for one reward, which may need several requests.
-        priority: priority of all requests.
-        config: the settings from which the rewarder was made. Adapters read ``columns`` and ``on_failure`` from them.
+        deadline: seconds for one reward, which may need several requests, if the settings do not say it.
+        config: the settings. Adapters read ``columns`` and ``on_failure`` from them.
     """
 
-    def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
+    def __init__(self, scorer: Scorer, deadline: float, config: RewardConfig | None = None) -> None:
         self.scorer = scorer
-        self.deadline = deadline
         self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
+        self.deadline = self.config.deadline or deadline
         if self.config.rank is not None and not hasattr(scorer, "rank"):
             raise ConfigError(f"{self.config.place}: rank: only a judge compares responses; set judge, or leave out rank")
         self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
-        self._priority = priority
         self._unfits: frozenset[str] = frozenset()
         self.waiting: Callable[[], Mapping[str, int]] = dict
 
@@ -116,7 +114,7 @@ class Rewarder:
         filled = present(items[0])
         fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
         prompt, response = fields.pop("prompt"), fields.pop("response")
-        options: dict[str, Any] = {"timeout": self.deadline, "priority": self._priority}
+        options: dict[str, Any] = {"timeout": self.deadline, "priority": self.config.priority}
         error: QRewardError | None = None
         try:
             async with asyncio.timeout(self.deadline + LATE):
@@ -312,7 +310,7 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
             if known is None:
                 config = load_reward_config(source)
                 client = shared_client(config.client, config.place)
-                made = Rewarder(scorer_of(config, client), config.deadline or deadline, config.priority, config)
+                made = Rewarder(scorer_of(config, client), deadline, config)
                 made.waiting = runtime_of(client).look.waiting_for
                 known = _MADE[name, deadline] = (source, made)
     return known[1]

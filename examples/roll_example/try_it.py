@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import yaml
 
-from qreward.integrations.roll import DEADLINE, RewardUnavailable, judge_rows, rows_of, settings_of
-from qreward.integrations.trainers import RewardConfig, rewarder
+from qreward.integrations.roll import ADAPTER, RewardUnavailable, judge_rows, rows_of, settings_of
+from qreward.integrations.trainers import RewardConfig
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 HERE = Path(__file__).parent
@@ -40,14 +40,14 @@ async def main() -> None:
     rows = rows_of({"messages": asked, "ground_truth": [str(n * 7) for n in range(64)]}, [""] * 64, [str(n * 7 + n % 2) for n in range(64)])
     async with FakeFleet(FLEET) as fleet:
         config = settings(fleet)
-        rewards, metrics = await judge_rows(rewarder(config, deadline=DEADLINE), rows)
+        rewards, metrics = await judge_rows(ADAPTER.rewarder(config), rows)
         print(f"{len(rewards)} responses: mean reward {fmean(rewards):.2f}, judged {fmean(metrics['judge/ok']):.0%}")
         for name in fleet.names:
             fleet.set(name, faults=Faults(error_500=1.0))
         for choice in ({}, {"on_failure": -1}):
             config = settings(fleet, deadline=1, **choice)
             try:
-                rewards, _ = await judge_rows(rewarder(config, deadline=DEADLINE), rows[:2])
+                rewards, _ = await judge_rows(ADAPTER.rewarder(config), rows[:2])
                 print("a dead fleet:", rewards)
             except RewardUnavailable as error:
                 print("a dead fleet:", str(error).partition(";")[0])

@@ -38,7 +38,7 @@ def serve(args: argparse.Namespace) -> int:
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
     token = token_of(args.token_env, args.token_file)
     try:
-        config = ServerConfig.from_texts(**texts, token=token)
+        config = ServerConfig.from_env(**texts, token=token)
     except ConfigError as error:  # the faults are shown without the name of the settings class, which the command line does not use
         raise with_faults(error.faults, lambda _: "") from None
     scorer = load_object(args.scorer, "scorer", "my_rewards:score")

@@ -10,39 +10,26 @@ from qreward.integrations.trainers import Adapter, Scored
 from qreward.integrations.trainers.settings import Source
 from qreward.integrations.trainers.texts import conversation
 
-__all__ = ["DEADLINE", "score_group"]
-
-DEADLINE = 300.0
-"""Default number of seconds for one reward. ART does not limit the time of a reward."""
+__all__ = ["score_group"]
 
 ADAPTER = Adapter(
     trainer="art",
-    deadline=DEADLINE,
+    deadline=300.0,  # ART has no limit
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "answer", "solution", "ground_truth")},
     missing="none",
-    no_groups="",
     effect="; its trajectory leaves the group",
+    no_groups="",
 )
 
 
 async def score_group(group: Any, settings: Source = None) -> Any:
-    """Return a new ``TrajectoryGroup`` with the judge's rewards, or None if no trajectory has a reward.
+    """Return a new ``TrajectoryGroup`` with the judge's rewards, or None if no trajectory has a reward; ART drops a group that is None.
 
-    A trajectory without a reward is not in the new group, which has its error among its ``exceptions``, as that of a failed rollout. ART
-    drops a group that is None. As with RULER, the earlier reward becomes the metric ``independent_reward``, and the judge's words are added
-    to the logs of the trajectory. Other metrics are ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and
-    ``judge_unreported``.
-
-    Args:
-        group: the group; it is not changed.
-        settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
+    A trajectory without a reward is not in the new group, which has its error among its ``exceptions``, as that of a failed rollout.
+    ``settings`` is a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
 
     Raises:
-        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
-        ConfigError: the settings are missing or wrong, or do not fit the data, or a trajectory has additional histories.
-
-    Example:
-        ``groups = await art.gather_trajectory_groups(..., after_each=score_group)``
+        ConfigError: the settings are wrong, or do not fit the data, or a trajectory has additional histories.
     """
     made = ADAPTER.rewarder(settings)
     scored = await ADAPTER.score(made, _rows(group.trajectories, common=made.config.rank is not None))

@@ -14,16 +14,12 @@ from qreward.integrations.trainers.settings import Source
 from qreward.integrations.trainers.texts import rows_of
 from qreward.integrations.trl import check_groups
 
-__all__ = ["DEADLINE", "QRewardORM"]
-
-DEADLINE = 300.0
-"""Default number of seconds for one reward. ms-swift does not limit the time of a reward. However, all ranks wait for the slowest rank."""
+__all__ = ["QRewardORM"]
 
 ADAPTER = Adapter(
     trainer="ms-swift",
-    deadline=DEADLINE,
+    deadline=300.0,  # ms-swift has no limit, but all ranks wait for the slowest
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("solution", "reference", "answer", "ground_truth")},
-    missing="raise",
     none_unsupported="which counts a reward of None as 0.0; use raise (the default) or a number",
     no_groups="",
 )
@@ -32,16 +28,8 @@ ADAPTER = Adapter(
 class QRewardORM:
     """A reward function for GRPO in ms-swift, with the signature of its ``AsyncORM``.
 
-    Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings.
-
-    Args:
-        args: ms-swift's arguments, of which ``num_generations`` is used to check that groups are whole if they are ranked.
-
-    Attributes:
-        metrics: means over the last batch: ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported``.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
+    Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings. The
+    attribute ``metrics`` has means over the last batch, such as ``judge_ok``. The constructor raises ``ConfigError`` if a setting is wrong.
 
     Example:
         >>> orms: dict[str, type] = {}  # from swift.rewards import orms
@@ -58,9 +46,7 @@ class QRewardORM:
     async def __call__(self, completions: Sequence[Any], messages: Sequence[Sequence[Any]], **columns: Any) -> list[float | None]:
         """Return the rewards of a batch, whose conversations (``messages``) end with the ``completions``.
 
-        Raises:
-            QRewardError: a reward is missing, and the settings name no number for it.
-            ConfigError: the settings do not fit the data.
+        Raises ``QRewardError`` if a reward is missing, and the settings name no number for it.
         """
         made = ADAPTER.rewarder(self.settings)
         prompts = [each[:-1] for each in messages]

@@ -69,7 +69,6 @@ class LiveAnswer:
     read: Callable[[], str] | None = None
     phase: str = "waiting"
     pieces: list[str] = field(default_factory=list)
-    count: int = 0
     first: float | None = None
     last: float | None = None
     ended: float | None = None
@@ -81,16 +80,14 @@ class LiveAnswer:
 
     def add(self, event: str | StreamRestarted, now: float) -> None:
         if isinstance(event, StreamRestarted):
-            self.phase, self.first, self.last, self.count = "waiting", None, None, 0
+            self.phase, self.first, self.last = "waiting", None, None
             self.restarts += 1
             self.restart_reason = _error_text(event.error)
             self.pieces.clear()
             return
         self.phase, self.last = "streaming", now
         self.first = now if self.first is None else self.first
-        self.count += 1
-        if self.read is None:
-            self.pieces.append(event)
+        self.pieces.append(event)
 
     def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
         """Record the end. The text received so far is kept."""
@@ -105,13 +102,14 @@ class LiveAnswer:
 
     def facts(self, now: float) -> list[str]:
         """Return endpoint, time, time to the first token, tokens and their rate. Before the server reports tokens, pieces are counted."""
-        tokens = self.count if self.reported_tokens is None else self.reported_tokens
+        pieces = len(self.pieces)
+        tokens = pieces if self.reported_tokens is None else self.reported_tokens
         about = "about " if self.reported_tokens is None else ""
         first, rate = "", ""
         if self.timed and self.first is not None and self.last is not None:
             first = f"first token after {seconds(self.first - self.began)}"
             if self.last > self.first:  # the tokens of the first piece do not count
-                rate = f"{number(tokens * (self.count - 1) / self.count / (self.last - self.first))} tokens/s"
+                rate = f"{number(tokens * (pieces - 1) / pieces / (self.last - self.first))} tokens/s"
         count = f"{about}{number(tokens)} token{'' if tokens == 1 else 's'}" if tokens else ""
         return [self.endpoint, _elapsed(self, now), first, count, rate, _restarts(self.restarts)]
 
@@ -252,10 +250,6 @@ def show(stream: Stream | SyncStream) -> Coroutine[Any, Any, ChatCompletion] | C
         ConfigError: ``stream`` is not a stream of one answer.
         StreamInterrupted: the stream broke off. The text received so far is shown.
         RequestError, Rejected: as in :meth:`Stream.final`.
-
-    Example:
-        >>> async def cell(client, messages):
-        ...     return await show(client.stream_chat_completion(messages, model="judge-7b"))
     """
     inner = stream._async if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
@@ -271,14 +265,10 @@ def show_batch(stream: SyncBatchStream, *, cards: int = 12) -> BatchResult[ChatC
 def show_batch(
     stream: BatchStream | SyncBatchStream, *, cards: int = 12
 ) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
-    """Show the answers of a batch as they arrive, as a grid of cards. See :func:`show`.
-
-    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook, only the counts are printed, at the
-    end.
+    """Show the answers of a batch as they arrive, as a grid of cards. Outside a notebook, only the counts are printed, at the end.
 
     Args:
-        stream: the stream, which is read to its end. For a ``BatchStream``, await the return value. For a ``SyncBatchStream``, the call
-            blocks until the stream ends.
+        stream: the stream, which is read to its end, as in :func:`show`.
         cards: maximum number of answers that are shown at once; 0 for no limit. At most 400 characters of each answer are shown.
 
     Returns:
@@ -287,10 +277,6 @@ def show_batch(
     Raises:
         ConfigError: an argument is invalid.
         BatchInterrupted: the input iterable raised an exception. The ``BatchInterrupted`` holds the results that are done.
-
-    Example:
-        >>> async def cell(client, conversations):
-        ...     return await show_batch(client.batch_stream_chat_completion(conversations, model="judge-7b"))
     """
     inner = stream._async if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):

@@ -49,67 +49,24 @@ def _joined(*names: str) -> Any:
 
 
 BASE_URL = "http://qreward/v1"
-"""``base_url`` for an SDK. The host name is never resolved or connected to."""
-_KEY = "-"
-"""API key for an SDK, because an SDK requires an API key. The requests are sent with the keys of the endpoints instead."""
-
-
-def transport(
-    client: QRewardClient | SyncQRewardClient,
-    *,
-    priority: Priority | int | str = Priority.NORMAL,
-    hedge: bool = True,
-    tenant: str | None = None,
-) -> Transport:
-    """Return a transport for the async and blocking clients of ``httpx`` and ``httpx2``. It opens no connections of its own.
-
-    The model in the body selects a route of ``client``, whose scheduler sends the request.
-
-    Args:
-        client: an async or a blocking client. With either kind of client, the transport serves async and blocking programs. Closing the
-            client of the SDK or of httpx does not close this client.
-        priority: priority of all requests, 0 (most urgent) to 9.
-        hedge: False for requests that must not be sent to two endpoints at once.
-        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the endpoints.
-
-    Raises:
-        ConfigError: an argument is wrong.
-
-    Example:
-        >>> import httpx
-        >>> from openai import AsyncOpenAI
-        >>> from qreward import Endpoint, QRewardClient
-        >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])])
-        >>> sdk = AsyncOpenAI(base_url="http://qreward/v1", api_key="-", http_client=httpx.AsyncClient(transport=transport(client)))
-    """
-    if not isinstance(client, QRewardClient | SyncQRewardClient):
-        raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
-    return Transport(client, priority, hedge, tenant)
+"""``base_url`` for an SDK. The host is never resolved or connected to. An SDK also requires a key, which is not sent either."""
 
 
 def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:
     """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept this object.
 
-    Args:
-        client: the client that sends the requests. Closing the SDK's client does not close this client.
-        settings: ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
-
-    Example:
-        >>> async def ask(client, messages):
-        ...     async with async_openai_client(client) as sdk:
-        ...         return await sdk.chat.completions.create(model="judge-7b", messages=messages)
+    ``settings`` are ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
     """
-    return openai.AsyncOpenAI(base_url=BASE_URL, api_key=_KEY, http_client=async_http_client(client, **settings))
+    return openai.AsyncOpenAI(base_url=BASE_URL, api_key="-", http_client=async_http_client(client, **settings))
 
 
 def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.OpenAI:
     """Return an ``OpenAI``, for blocking code. See :func:`async_openai_client`."""
-    return openai.OpenAI(base_url=BASE_URL, api_key=_KEY, http_client=http_client(client, **settings))
+    return openai.OpenAI(base_url=BASE_URL, api_key="-", http_client=http_client(client, **settings))
 
 
 def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
-    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``. Since openai 3, it is an
-    ``httpx2.AsyncClient``.
+    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``, or, since openai 3, an ``httpx2.AsyncClient``.
 
     The ``http_client`` sets no timeout. The ``timeout`` of ``client`` therefore applies, unless a request has a timeout.
     """
@@ -122,9 +79,31 @@ def http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> A
 
 
 class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore[misc]
-    """The transport that :func:`transport` returns. It may be used in several event loops and threads at once."""
+    """A transport for the async and blocking clients of ``httpx`` and ``httpx2``. It opens no connections of its own.
 
-    def __init__(self, client: QRewardClient | SyncQRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
+    The model in the body selects a route of ``client``, whose scheduler sends the request. A transport may be used in several event loops
+    and threads at once. Closing the client of the SDK or of httpx does not close ``client``.
+
+    Args:
+        client: an async or a blocking client. With either kind of client, the transport serves async and blocking programs.
+        priority: priority of all requests, 0 (most urgent) to 9.
+        hedge: False for requests that must not be sent to two endpoints at once.
+        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the endpoints.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        client: QRewardClient | SyncQRewardClient,
+        *,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+    ) -> None:
+        if not isinstance(client, QRewardClient | SyncQRewardClient):
+            raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
         self._client = client
         self._given = {"priority": priority, "hedge": hedge, "tenant": tenant}
         self._runtime = runtime_of(client)
@@ -204,6 +183,10 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             raise paused_too_long(seconds, "before the first token") from None
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         return OpenAIReply(200, headers, EventStream(stream, seconds, wants_usage="stream_options" in params))
+
+
+transport = Transport
+"""The name that pages and programs use for :class:`Transport`."""
 
 
 class BrokenStream(_joined("RemoteProtocolError")):  # type: ignore[misc]

@@ -12,20 +12,16 @@ from qreward.engine.portal import portal
 from qreward.integrations.trainers import Adapter
 from qreward.integrations.trainers.settings import Source
 
-__all__ = ["DEADLINE", "QRewardRubric"]
-
-DEADLINE = 50.0
-"""Default number of seconds for one reward. A client of OpenEnv waits 60 seconds for a message by default (``message_timeout_s``)."""
+__all__ = ["QRewardRubric"]
 
 ADAPTER = Adapter(
     trainer="openenv",
-    deadline=DEADLINE,
+    deadline=50.0,  # a client of OpenEnv waits 60 seconds for a message by default (message_timeout_s)
     columns={
         "prompt": ("prompt", "question", "task", "instruction"),
         "response": ("response",),
         "reference": ("reference", "answer", "solution", "ground_truth"),
     },
-    missing="raise",
 )
 
 _Rubric: Any = importlib.import_module("openenv.core.rubrics").Rubric
@@ -34,16 +30,11 @@ _Rubric: Any = importlib.import_module("openenv.core.rubrics").Rubric
 class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     """Scores an action with the judge or the reward model of the settings.
 
-    A missing reward raises an error, so the step fails. With ``on_failure: none``, the reward is None, which OpenEnv sends as null.
+    The attribute ``metrics`` has ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported`` of the last
+    reward. The constructor raises ``ConfigError`` if a setting is wrong.
 
     Args:
         settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
-
-    Attributes:
-        metrics: ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported`` of the last reward.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
 
     Example:
         ``super().__init__(rubric=QRewardRubric("reward.yaml"))`` in the constructor of an ``Environment``
@@ -58,9 +49,7 @@ class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     def forward(self, action: Any, observation: Any) -> float | Coroutine[Any, Any, float | None] | None:
         """Return the reward. In an event loop, as in ``step_async``, return a coroutine for it, which OpenEnv awaits.
 
-        Raises:
-            QRewardError: there is no reward, and the settings do not replace it.
-            ConfigError: the settings do not fit the data.
+        Raises ``QRewardError`` if there is no reward, and the settings do not replace it.
         """
         row = self.row(action, observation)
         try:

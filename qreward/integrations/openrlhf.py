@@ -1,9 +1,7 @@
 """Rewards for OpenRLHF. Its command line takes the path of this file, as that of a reward function or of an executor without threads.
 
-Only the executor imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the path. OpenRLHF calls the function in threads, at
-most ``min(32, cpus + 4)`` at once. If a sample could not be scored and the settings name no number for it, its ``rewards`` are None and its
-``scores`` are NaN. With ``--algo.dynamic_filtering_enable``, OpenRLHF then drops the sample with its whole group, and takes another prompt.
-Without this option, the run stops when OpenRLHF makes experience of the sample.
+Only the executor imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the path. If a sample has no reward, its ``rewards``
+are None and its ``scores`` are NaN, which OpenRLHF drops with its group under ``--algo.dynamic_filtering_enable``.
 """
 
 from __future__ import annotations
@@ -19,14 +17,11 @@ from qreward.errors import BadRequest
 from qreward.integrations.trainers import Adapter, Scored, load_reward_config
 from qreward.integrations.trainers.texts import response_in, without_end
 
-__all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
-
-DEADLINE = 180.0
-"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time, and functions any time."""
+__all__ = ["results", "reward_func"]
 
 ADAPTER = Adapter(
     trainer="openrlhf",
-    deadline=DEADLINE,
+    deadline=180.0,  # the time that OpenRLHF allows a remote reward model; it allows functions any time
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
     effect="; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops",
@@ -38,15 +33,9 @@ _UNKNOWN_RESPONSE = (
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
-    """Score responses. The function may be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
+    """Score responses, as :func:`results` does, in any number of threads. The values are lists, or numbers if there is one query.
 
-    Returns:
-        A dict with ``rewards``, ``scores`` and ``extra_logs`` (the metrics of :class:`~qreward.integrations.trainers.Scored`). The values
-        are numbers for one query, and lists of numbers for several queries.
-
-    Raises:
-        ConfigError: the settings are missing or wrong. OpenRLHF only logs the exceptions of this function, and continues without a reward.
-        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+    The settings are in the file that ``QREWARD_REWARD`` names. OpenRLHF logs an exception of this function, and continues without a reward.
     """
     found = portal().call(results, queries, prompts, labels)
     if len(found) == 1:
@@ -58,14 +47,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
 async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
     """Return one mapping for each sample, in the form that OpenRLHF expects, with ``rewards``, ``scores`` and ``extra_logs``.
 
-    Args:
-        queries: prompts and responses as the tokenizer decodes them, with special tokens.
-        prompts: the prompts as they were sent to the model.
-        labels: the label of each sample; ``""`` for a sample without a label.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
-        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+    ``queries`` are the ``prompts`` with their responses, as the tokenizer decodes them, with special tokens.
     """
     made = ADAPTER.rewarder()
     rows: list[dict[str, Any]] = []
@@ -83,31 +65,17 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
     return found
 
 
-def reward_func_path() -> str:
-    """Return the path for ``--reward.remote_url``."""
-    return __file__
-
-
-def agent_path() -> str:
-    """Return the path for ``--train.agent_func_path``, which is this file."""
-    return __file__
-
-
 def __getattr__(name: str) -> Any:
     if name != "AgentExecutor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
 
     class AgentExecutor(base):  # type: ignore[misc]  # OpenRLHF has no types
-        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads.
-
-        Raises:
-            ConfigError: the settings are missing or wrong. The constructor raises this error, because OpenRLHF would only log a later one.
-        """
+        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads."""
 
         def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
             super().__init__(None)
-            ADAPTER.checked(load_reward_config())
+            ADAPTER.checked(load_reward_config())  # OpenRLHF would only log a later ConfigError
             self.reward_endpoints = [__file__]  # OpenRLHF calls the method below only if this list is not empty
             self.reward_func = reward_func
 

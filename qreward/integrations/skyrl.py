@@ -10,16 +10,12 @@ from qreward.engine.portal import portal
 from qreward.integrations.trainers import Adapter, Scored
 from qreward.integrations.trainers.settings import Source
 
-__all__ = ["DEADLINE", "QRewardEnv"]
-
-DEADLINE = 300.0
-"""Default number of seconds for one reward. SkyRL does not limit the time of a step."""
+__all__ = ["QRewardEnv"]
 
 ADAPTER = Adapter(
     trainer="skyrl",
-    deadline=DEADLINE,
+    deadline=300.0,  # SkyRL has no limit
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("ground_truth", "reference", "solution", "answer")},
-    missing="raise",
     none_unsupported="which needs a number for each step; use raise (the default) or a number",
 )
 
@@ -29,14 +25,8 @@ _Env: Any = importlib.import_module("skyrl_gym.envs.base_text_env").BaseTextEnv
 class QRewardEnv(_Env):  # type: ignore[misc]  # SkyRL-Gym has no types
     """Asks one question, and scores the answer. SkyRL calls the methods in threads, which share one client.
 
-    Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings.
-
-    Args:
-        env_config: SkyRL's configuration of the environment; not used.
-        extras: the columns of the dataset, except the prompt.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
+    Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings. The
+    constructor raises ``ConfigError`` if a setting is wrong.
 
     Example:
         ``skyrl_gym.register(id="qreward", entry_point="qreward.integrations.skyrl:QRewardEnv")``
@@ -59,9 +49,7 @@ class QRewardEnv(_Env):  # type: ignore[misc]  # SkyRL-Gym has no types
     def step(self, action: str) -> dict[str, Any]:
         """Score an answer and end the episode. A subclass with several turns calls this method for the last turn.
 
-        Raises:
-            QRewardError: there is no reward, and the settings name no number for it. SkyRL ends the run.
-            ConfigError: the settings do not fit the data.
+        Raises ``QRewardError`` if there is no reward, and the settings name no number for it.
         """
         (self._scored,) = portal().call(ADAPTER.score, self._made, [self.row(action)])
         reward = ADAPTER.reward(self._scored, self._made.config)

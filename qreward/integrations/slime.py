@@ -15,46 +15,35 @@ from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
+from qreward.integrations.trainers import Adapter, Rewarder, Scored
 
-__all__ = ["DEADLINE", "group_reward", "normalize_rewards", "reward"]
+__all__ = ["group_reward", "normalize_rewards", "reward"]
 
-DEADLINE = 100.0
-"""Default number of seconds for one reward. slime allows its own remote reward model 120 seconds per attempt."""
-SETTINGS = "qreward_config"
-"""Attribute of slime's arguments with the settings or the path of their file. The file of ``--custom-config-path`` may set it."""
 NOTE = "qreward"
 """Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
-MEMORY = 1024
-"""Number of recent rewards whose mean replaces a missing reward if the same call has no other reward."""
-LOG_EVERY = 100
-"""Number of failures between two log messages."""
 MOST_LOST = 1000
 """Number of failures in a row after which the run ends, because no sample would be left to train on."""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
 """Those for which slime also divides by the standard deviation of the group, if ``--grpo-std-normalization`` is set."""
-EPSILON = 1e-6
-"""Number that is added to the standard deviation before a reward is divided by it, as in slime."""
 
-_ADAPTER = Adapter(
+ADAPTER = Adapter(
     trainer="slime",
-    deadline=DEADLINE,
+    deadline=100.0,  # slime allows its own remote reward model 120 seconds per attempt
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
     logs=False,
     no_groups="where reward() has one sample; use --group-rm --custom-rm-path qreward.integrations.slime.group_reward",
 )
-_GROUPS = replace(_ADAPTER, no_groups="")
+_GROUPS = replace(ADAPTER, no_groups="")
 _log = logging.getLogger("qreward.integrations.slime")
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
     """Score a sample, or each sample of a list. The option is ``--custom-rm-path qreward.integrations.slime.reward``.
 
-    slime passes a list if one generation produces several samples; the result is then a list of their rewards. A reward is a float, or a
-    dict if ``--reward-key`` is set, or, in an evaluation, ``--eval-reward-key``.
+    A reward is a float, or a dict if ``--reward-key`` is set, or, in an evaluation, ``--eval-reward-key``.
 
     Raises:
         QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.
@@ -66,20 +55,15 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
 
 
 async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list[Any]:  # noqa: ARG001 - slime's signature
-    """Score a group. The options are ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
+    """Score a group, as :func:`reward`. The options are ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
 
-    A sample that could not be judged gets the mean of its group, so it does not change the baseline. :func:`reward` usually receives only
-    one sample, so :func:`reward` gives the mean of recent rewards instead.
-
-    Raises:
-        QRewardError: as in :func:`reward`.
-        ConfigError: as in :func:`reward`.
+    A sample that could not be judged gets the mean of its group, so it does not change the baseline.
     """
     return await _rewards(args, samples, _GROUPS)
 
 
-async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTER) -> list[Any]:
-    made = adapter.rewarder(getattr(args, SETTINGS, None))
+async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = ADAPTER) -> list[Any]:
+    made = adapter.rewarder(getattr(args, "qreward_config", None))
     scored = await adapter.score(made, map(_row, samples))
     # slime passes no argument that shows whether it trains or evaluates; only training samples have a ``group_index``
     evaluating = all(getattr(sample, "group_index", None) is None for sample in samples)
@@ -92,13 +76,13 @@ async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTE
         values.append(next((attributes[key] for key in keys if key in attributes), reward))
         recent.missing = 0 if each.ok else recent.missing + 1
         recent.failed += not each.ok
-        if not each.ok and recent.failed % LOG_EVERY == 1:
+        if not each.ok and recent.failed % 100 == 1:
             _log.warning("%d rewards are missing so far; the last: %s", recent.failed, each.reason)
         if each.error is not None and reward is None and recent.missing > MOST_LOST:
             raise each.error
     judged = [value for each, value in zip(scored, values, strict=True) if each.ok and value is not None]
     recent.rewards.extend(judged)
-    fallback = fmean(judged or recent.rewards or [middle(made.config)])
+    fallback = fmean(judged or recent.rewards or [0.0])
     rewarded: list[Any] = []
     for sample, each, value in zip(samples, scored, values, strict=True):
         if isinstance(sample.metadata, dict):
@@ -124,7 +108,7 @@ def _attributes(scored: Scored) -> dict[str, float]:
 class Recent:
     """The last rewards, and the numbers of failures in a row and of all: once for training, and once for evaluations."""
 
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     missing: int = 0
     failed: int = 0
 
@@ -132,24 +116,11 @@ class Recent:
 _RECENT: WeakKeyDictionary[Rewarder, tuple[Recent, Recent]] = WeakKeyDictionary()
 
 
-def middle(config: RewardConfig) -> float:
-    """Return the middle of the scores of a ranking, a judge, or a cascade's last stage; 0 for a reward model, whose range is unknown."""
-    if config.rank is not None:
-        return 0.5 if config.rank == "scores" else 0.0
-    judge = list(config.stages.values())[-1]
-    if isinstance(judge, str):
-        return 0.0
-    is_share = judge.has_criteria or judge.verdict == "yes_no"
-    return fmean(judge.range or ((0.0, 1.0) if is_share else judge.scale))
-
-
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return the raw rewards and the normalized rewards. Rewards are normalized within groups as in slime, but only over judged samples.
 
-    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. ``remove_sample`` excludes a sample
-    only from the loss, so slime's own normalization would include samples that were not judged. Samples with the same
-    ``sample.group_index`` are a group; without it, each ``args.n_samples_per_prompt`` consecutive samples are. A sample that was not judged
-    gets a normalized reward of 0, which means no advantage.
+    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. A sample that was not judged gets a
+    normalized reward of 0, which means no advantage.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:
@@ -165,7 +136,7 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
         mean = fmean(raw[at] for at in judged)
         scale = 1.0
         if args.advantage_estimator in SCALED and args.grpo_std_normalization:
-            scale = (stdev([raw[at] for at in judged], mean) if len(judged) > 1 else 0.0) + EPSILON
+            scale = (stdev([raw[at] for at in judged], mean) if len(judged) > 1 else 0.0) + 1e-6  # as in slime
         for at in judged:
             normal[at] = (raw[at] - mean) / scale
     return raw, normal

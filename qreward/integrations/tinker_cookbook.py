@@ -12,16 +12,12 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter
 from qreward.integrations.trainers.settings import Source
 
-__all__ = ["DEADLINE", "QRewardGroup"]
-
-DEADLINE = 300.0
-"""Default number of seconds for one reward. tinker-cookbook limits the time only if ``grader_timeout_seconds`` is set."""
+__all__ = ["QRewardGroup"]
 
 ADAPTER = Adapter(
     trainer="tinker_cookbook",
-    deadline=DEADLINE,
+    deadline=300.0,  # tinker-cookbook has a limit only if grader_timeout_seconds is set
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference",)},
-    missing="raise",
     none_unsupported="which adds the rewards of a group up; use raise (the default) or a number",
     no_groups="",
 )
@@ -44,10 +40,7 @@ class QRewardGroup:
     ) -> list[tuple[float | None, dict[str, float]]]:
         """Return the reward and the metrics of each trajectory. tinker-cookbook adds the rewards of the trajectory's steps.
 
-        Raises:
-            QRewardError: a reward is missing, and the settings name no number for it. tinker-cookbook then skips the group if its rollout
-                strategy tolerates errors, and ends the run otherwise.
-            ConfigError: the settings are missing or wrong, or do not fit the data.
+        Raises ``QRewardError`` if a reward is missing, and the settings name no number for it.
         """
         made = ADAPTER.rewarder(self.settings)
         rows = [self.row(*each) for each in zip(trajectory_group, env_group, strict=True)]

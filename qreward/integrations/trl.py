@@ -23,18 +23,16 @@ from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
 from qreward.judge.types import Scorer
 
-__all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
+__all__ = ["combined", "judge_reward", "reward"]
 
-DEADLINE = 300.0
-"""Default number of seconds for one reward. TRL has no limit, but waiting ranks time out after 1,800 s."""
 OLDEST = (1, 6)
 """First version of TRL that leaves a completion without any reward out of its group."""
 Rewards = list[float | None]
 RewardFunction = Callable[..., Awaitable[Rewards]]
 
-_ADAPTER = Adapter(
+ADAPTER = Adapter(
     trainer="trl",
-    deadline=DEADLINE,
+    deadline=300.0,  # TRL has no limit, but waiting ranks time out after 1,800 s
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")},
     missing="none",
     logs=False,
@@ -60,22 +58,13 @@ def reward(
         judge: a scorer, which replaces ``settings``: a ``Judge``, a ``RewardModelScorer``, or your own object with the same
             methods.
         name: name of the function in TRL's logs.
-        columns: field of the item -> column of the dataset; overrides the settings. The reference is by default the first of ``reference``,
-            ``solution``, ``answer``, ``ground_truth`` that is present. Any other field that the judge's prompt names is by default the
-            column with this name.
-        on_failure: what replaces a missing reward; overrides the settings. The value is ``none`` (needs TRL 1.6), ``raise``, or a number.
-            The default is ``none`` if this is the only reward function of the trainer.
-        deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
-        rank: ranks the completions of each prompt, as in the settings, which it overrides.
+        columns, on_failure, deadline, rank: override the settings. ``on_failure`` is by default ``none`` (needs TRL 1.6) if this is the
+            only reward function of the trainer.
 
     Raises:
         ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
-            function raises ``ConfigError`` if a column does not exist, or if the trainer has several reward functions and ``on_failure``
-            was not chosen, because TRL would count a missing reward as 0.0.
+            function raises it if a column does not exist, or if the trainer has several reward functions and ``on_failure`` was not chosen.
         ValueError: both ``settings`` and ``judge`` were passed.
-
-    Example:
-        ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
     """
     made = _made(settings, judge, name, columns=columns, on_failure=on_failure, deadline=deadline, rank=rank)
 
@@ -119,12 +108,9 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
         name: name of the sum in TRL's logs. Each function is logged under the name that TRL would use.
 
     Raises:
-        ValueError: there is no function, two functions have the same name, or the numbers of functions and weights differ. A call of the
-            returned function raises ``ValueError`` if one of the functions returned too few or too many rewards.
-        ConfigError: a call of the returned function raises ``ConfigError`` if a reward is missing and the installed TRL is older than 1.6.
-
-    Example:
-        ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
+        ValueError: there is no function, two functions have the same name, or the numbers of functions and weights differ; or, by a call of
+            the returned function, the numbers of rewards and completions.
+        ConfigError: by a call of the returned function: a reward is missing, and the installed TRL is older than 1.6.
     """
     shares = [1.0] * len(functions) if weights is None else list(weights)
     if not functions or len(shares) != len(functions):
@@ -164,14 +150,14 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
         raise ValueError("pass settings or judge, not both")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:  # the name of the model stands for the scorer
-        config = _ADAPTER.checked(RewardConfig(reward_model=name, **chosen))
-        made = Rewarder(judge, config.deadline or DEADLINE, config=config)
+        config = ADAPTER.checked(RewardConfig(reward_model=name, **chosen))
+        made = Rewarder(judge, ADAPTER.deadline, config)
     else:
         if chosen:
             config = load_reward_config(settings)
             chosen["columns"] = {**config.columns, **chosen.get("columns", {})}
             settings = RewardConfig(**dict(config) | chosen).at(config.place)
-        made = _ADAPTER.rewarder(settings)
+        made = ADAPTER.rewarder(settings)
     if made.config.on_failure in ("default", "none"):
         refuse_old_trl(name)
     return made
@@ -191,14 +177,14 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
         training = getattr(getattr(trainer, "model", None), "training", True)
         check_groups(name, prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None), training=training)
     step = getattr(given.get("trainer_state"), "global_step", None)
-    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
+    scored = await ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
     if log_metric is not None:
         for metric in Scored(None, None, 0.0).metrics(""):
             total = mean if metric in ("ok", "seconds") else sum
             log_metric(f"{name}/{metric}", total([each.metrics("")[metric] for each in scored]))
     if (log_extra := given.get("log_extra")) is not None:
         log_extra(f"{name}_error", [each.reason for each in scored])
-    return [_ADAPTER.reward(each, made.config) for each in scored]
+    return [ADAPTER.reward(each, made.config) for each in scored]
 
 
 def check_groups(name: str, prompts: Sequence[Any], size: Any, *, training: bool = True) -> None:

@@ -43,32 +43,23 @@ _types: Any = importlib.import_module("verifiers.v1.types")
 _to_wire: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 _merged: Any = importlib.import_module("verifiers.v1.utils.generic").merge_defaults
 
-DEADLINE = 300.0
-"""Default number of seconds for a judge's call. verifiers limits the time only if ``timeout.scoring`` of the agent is set."""
-
-_ADAPTER = Adapter(
+ADAPTER = Adapter(
     trainer="verifiers",
-    deadline=DEADLINE,
+    deadline=300.0,  # verifiers has a limit only if timeout.scoring of the agent is set
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("answer",)},
-    missing="raise",
     none_unsupported="which has no missing reward; use raise, the default, which fails the rollout, or a number",
 )
 _read = cache(load_config)
 
 
 class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where verifiers is not installed
-    """The settings of a verifiers judge, with the settings that say where its requests go.
+    """The settings of a verifiers judge, with ``deadline`` and ``priority`` of its requests.
 
-    Attributes:
-        fleet: file with a client's settings, by default the one that ``QREWARD_CONFIG`` names. Without a file, ``base_url``,
-            ``api_key_var`` and the headers configure a client with one endpoint.
-        deadline: seconds for a call, including queueing, retries and hedges. If ``timeout.scoring`` of the agent is set, choose a lower
-            number.
-        priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
+    ``fleet`` is a file with a client's settings. Without it, ``base_url``, ``api_key_var`` and the headers are those of one endpoint.
     """
 
     fleet: Path | None = Field(default_factory=lambda: os.environ.get("QREWARD_CONFIG") or None, validate_default=True)
-    deadline: float = Field(default=DEADLINE, gt=0, allow_inf_nan=False)
+    deadline: float = Field(default=ADAPTER.deadline, gt=0, allow_inf_nan=False)
     priority: Level = default(Priority.NORMAL)
 
 
@@ -81,13 +72,6 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
     As the first base class of a judge, it also serves the other base classes that call ``complete``. ``vf.DecisionJudge`` does not.
-
-    Example:
-        >>> class CorrectnessJudge(FleetJudge[bool]):
-        ...     prompt = "Question: {question}\\nAnswer: {answer}\\nResponse: {response}\\nCorrect? yes/no"
-        ...
-        ...     def parse(self, response):
-        ...         return {"yes": True, "no": False}[response.text.strip().lower()]
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -121,13 +105,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     ) -> Any:
         """Send a request to the judge, and return the result. The answer is recorded on the trace, even if it cannot be parsed.
 
-        Args:
-            messages: a text, or messages of verifiers.
-            trace: the trace that records the call and its usage.
-            schema: pydantic model of the answer. The answer must match the model, and ``parsed`` of the result is an instance of the model.
-            parse: function that is called with the result. Its return value becomes ``parsed``. Its exceptions propagate.
-            sampling: sampling settings, which override the sampling settings of the config. Two other names are options of the request:
-                ``timeout`` (seconds, retries included) and ``extra_headers``.
+        The arguments are those of ``vf.Judge.complete``, except that ``extra_query`` cannot be sent.
 
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
@@ -197,13 +175,9 @@ class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):
 
 
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
-    """The settings of :class:`RewardJudge`. The settings file is validated before a rollout begins.
+    """The settings of :class:`RewardJudge`. The file ``settings`` is validated before a rollout begins.
 
-    Attributes:
-        settings: file with the settings of :class:`~qreward.integrations.trainers.RewardConfig`. The default is the file that
-            ``QREWARD_REWARD`` names. The file configures the scorer and its endpoints. Only ``id``, ``name`` and ``weight`` of
-            verifiers' own settings are used.
-        view: the part of the rollout that is scored: ``last_reply`` or ``full_trace``.
+    Of verifiers' own settings, only ``id``, ``name`` and ``weight`` are used.
     """
 
     settings: Path | None = None
@@ -212,7 +186,7 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
     @model_validator(mode="after")
     def _settings_fit(self) -> RewardJudgeConfig:
         if self.settings is not None or os.environ.get(VARIABLE):  # an unset QREWARD_REWARD may still be set before the first score
-            _ADAPTER.checked(load_reward_config(self.settings))
+            ADAPTER.checked(load_reward_config(self.settings))
         return self
 
 
@@ -223,15 +197,10 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
     """
 
     async def score(self, task: Any, trace: Any) -> float:
-        """Return the reward.
-
-        Raises:
-            QRewardError: there is no reward, and ``on_failure`` is not a number. verifiers then fails the rollout without a score.
-            ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
-        """
-        made = _ADAPTER.rewarder(self.config.settings)
+        """Return the reward. Raises ``QRewardError``, which fails the rollout, if there is none and ``on_failure`` is not a number."""
+        made = ADAPTER.rewarder(self.config.settings)
         row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
-        (scored,) = await _ADAPTER.score(made, [row])
+        (scored,) = await ADAPTER.score(made, [row])
         usage = scored.usage
         answers: list[tuple[str, str, float | None]] = [(", ".join(made.config.models), "", None)] if usage.tokens else []
         if scored.verdict is not None:  # an answer that could not be parsed is recorded as well
@@ -239,8 +208,8 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         spent = {"prompt_tokens": usage.prompt_tokens or 0, "completion_tokens": usage.completion_tokens or 0, "cost": usage.cost}
         for number, (model, text, score) in enumerate(answers):
             response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _types.Usage(**spent))
-            request = {"model": model, **_ADAPTER.item(row, made.config)}
+            request = {"model": model, **ADAPTER.item(row, made.config)}
             trace.record_judge_call(name=self.reward_name, request=request, response=response)
-        found = _ADAPTER.reward(scored, made.config)
+        found = ADAPTER.reward(scored, made.config)
         assert found is not None
         return found

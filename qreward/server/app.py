@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgspec
-
-from qreward import __version__
 from qreward.batching import BatchRecord
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.errors import BadRequest, ClientClosed, ConfigError, QueueFull
+from qreward.scheduler.limits.rate import Gcra
 from qreward.server import bodies
 from qreward.server.bodies import HTTPError, ScoreRequest, answer, busy, draining, invalid, write
 from qreward.server.config import ServerConfig, is_loopback
@@ -29,22 +27,15 @@ JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_CLIENT_CLOSED = 499
-"""HTTP status under which a request is counted if the caller closed the connection. nginx uses the same number. No caller receives this
-status."""
-SCORING: dict[str, tuple[Callable[[bytes, ServerConfig], ScoreRequest], tuple[type[msgspec.Struct], ...]]] = {
-    "/get_reward": (bodies.read_get_reward, (bodies.OpenRlhfBody, bodies.BufferBody)),
-    "/classify": (bodies.read_classify, (bodies.ClassifyBody,)),
-    "/score": (bodies.read_score, (bodies.ScoreBody,)),
-    "/v1/score": (bodies.read_score, (bodies.ScoreBody,)),
+SCORING: dict[str, Callable[[bytes, ServerConfig], ScoreRequest]] = {
+    "/get_reward": bodies.read_get_reward,
+    "/classify": bodies.read_classify,
+    "/score": bodies.read_score,
+    "/v1/score": bodies.read_score,
 }
-"""Path of POST requests -> function that parses the body, and types of the accepted bodies."""
-STATUS = (*ALWAYS, "/v1/models", "/openapi.json")
+"""Path of POST requests -> function that parses the body."""
+STATUS = (*ALWAYS, "/v1/models")
 """Paths of GET requests."""
-_ABORT_TIMEOUT = 1.0
-"""Maximum number of seconds in which aborted requests can report their errors to callers."""
-_MEMORY_RETRY = 1.0
-"""Retry time in seconds while memory is full. The value is fixed, because it is not known when memory will be free."""
 
 
 class ClientDisconnected(Exception):
@@ -63,17 +54,12 @@ class HTTPResponse(NamedTuple):
 def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> RewardApp:
     """Create an ASGI app that scores with a function, in batches, through the APIs of OpenRLHF, MolGenDocking and vLLM.
 
-    Args:
-        scorer: function of the form ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see ``RewardBuffer``.
-        config: the settings.
-        settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
+    ``scorer(completions: list[str], metadata: list[dict]) -> rewards`` is as for ``RewardBuffer``. ``settings`` are keyword arguments, in
+    place of ``config``; see :class:`ServerConfig`.
 
     Raises:
         ConfigError: a setting is invalid, or both ``config`` and ``settings`` were passed.
         TypeError: the scorer cannot be called with these arguments.
-
-    Example:
-        app = create_app(scorer, max_batch_size=32)    # then: uvicorn module:app
     """
     if config is not None and settings:
         raise ConfigError("pass config or settings, not both")
@@ -97,7 +83,7 @@ class RewardApp:
             on_batch=self._count_batch,
         )
         self.pending = 0  # bytes of all requests that the server reads or has not answered
-        self._paid_until = 0.0  # time of the GCRA algorithm: each admitted request moves it forward by 1 / rate
+        self._rate = None if config.rate is None else Gcra(config.rate, burst=max(0.0, config.rate - 1) / config.rate)
         self.active = 0
         self.draining = False
         self._idle = asyncio.Event()
@@ -129,7 +115,7 @@ class RewardApp:
                 self.rejections.add(error.kind)
                 reply = _reply_of(error)
             except ClientDisconnected:
-                reply = HTTPResponse(_CLIENT_CLOSED, b"")
+                reply = HTTPResponse(499, b"")  # the status that nginx counts; the caller is gone
             except Exception as error:
                 failure = error
                 reply = _reply_of(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
@@ -163,8 +149,6 @@ class RewardApp:
             return await self._rewards(scope, receive, path)
         if path == "/metrics":
             return HTTPResponse(200, self.metrics().encode(), PROMETHEUS)
-        if path == "/openapi.json":
-            return HTTPResponse(200, write(_description()))
         if path == "/v1/models":
             model = {"id": self.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
             return HTTPResponse(200, write({"object": "list", "data": [model]}))
@@ -175,7 +159,7 @@ class RewardApp:
         parts: list[bytes] = []
         try:
             await self._read_body(receive, {name.lower(): value for name, value in scope["headers"]}, parts)
-            request = SCORING[path][0](b"".join(parts), self.config)
+            request = SCORING[path](b"".join(parts), self.config)
             scored = await _unless_disconnected(receive, self._score(request))
             return HTTPResponse(200, answer(request, scored, self.config.model, self.config.mode))
         finally:
@@ -185,13 +169,12 @@ class RewardApp:
         """Admit a scoring request before its body is read. Raise ``HTTPError`` if the queue is full or the rate is exceeded."""
         if (seconds := self.buffer.room_in(1)) > 0:
             raise busy("queue_full", f"{self.buffer.waiting} completions wait to be scored, and the queue is full", seconds)
-        if (rate := self.config.rate) is None:
+        if self._rate is None:
             return
         now = asyncio.get_running_loop().time()
-        paid_until = max(self._paid_until, now) + 1 / rate
-        if (seconds := paid_until - now - max(1.0, rate) / rate) > 1e-9:
-            raise busy("rate_limited", f"more than {rate:g} requests came in a second", seconds)
-        self._paid_until = paid_until
+        if (seconds := self._rate.ready_at - now) > 1e-9:
+            raise busy("rate_limited", f"more than {self._rate.rate:g} requests came in a second", seconds)
+        self._rate.take(now)
 
     async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], parts: list[bytes]) -> None:
         """Read the body into ``parts``, whose bytes are ``pending``."""
@@ -212,7 +195,7 @@ class RewardApp:
                     part = message.get("body", b"")
                     if self.pending + len(part) > config.max_pending_bytes:
                         text = f"the pending requests hold {self.pending} bytes, and this one exceeds the limit"
-                        raise busy("memory_full", text, _MEMORY_RETRY)
+                        raise busy("memory_full", text, 1.0)  # it is not known when memory will be free
                     parts.append(part)
                     self.pending += len(part)
                     length += len(part)
@@ -258,7 +241,7 @@ class RewardApp:
         """Fail the waiting and running completions. A scorer that runs in a thread is not stopped."""
         self.draining = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ABORT_TIMEOUT):
+            async with asyncio.timeout(1.0):  # in which aborted requests can report their errors to callers
                 await self.buffer.close(drain=False)
 
     # metrics
@@ -327,17 +310,6 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
 
 def _reply_of(error: HTTPError) -> HTTPResponse:
     return HTTPResponse(error.status, write(error.document()), JSON, error.headers)
-
-
-def _description() -> dict[str, Any]:
-    """Return the OpenAPI document, with the JSON schemas of the accepted bodies."""
-    done = {"200": {"description": "OK"}}
-    paths: dict[str, Any] = {path: {"get": {"responses": done}} for path in STATUS}
-    for path, (_, forms) in SCORING.items():
-        schemas = [msgspec.json.schema(form)["$defs"][form.__name__] for form in forms]
-        content = {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
-        paths[path] = {"post": {"requestBody": {"required": True, "content": content}, "responses": done}}
-    return {"openapi": "3.1.0", "info": {"title": "qreward", "version": __version__}, "paths": paths}
 
 
 # metrics in the Prometheus text format 0.0.4

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from qreward.batching.reward_buffer import InvalidScores, Mode, Query, ScoreResult, answer_of, check_mode, summary, with_prompts
 from qreward.codecs.error_body import INVALID_SCORES
@@ -24,20 +25,13 @@ _SIDES = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2", "it
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+|\.\.\.)\]")
 
 
-class OpenRlhfBody(msgspec.Struct):
-    """Body of ``POST /get_reward`` in the form that OpenRLHF sends."""
+class GetRewardBody(msgspec.Struct):
+    """Body of ``POST /get_reward`` in the form that OpenRLHF sends, or, with ``metadata``, that MolGenDocking sends."""
 
     query: str | list[str]
     prompts: str | list[str] | None = None
-    labels: str | list[Any] | None = None
-
-
-class BufferBody(msgspec.Struct):
-    """Body of ``POST /get_reward`` in the form that MolGenDocking sends, with ``metadata``."""
-
-    query: str | list[str]
-    metadata: dict[str, Any] | list[dict[str, Any]]
-    prompts: str | list[str] | None = None
+    labels: str | list[Any] | UnsetType | None = UNSET
+    metadata: dict[str, Any] | list[dict[str, Any]] | UnsetType = UNSET
 
 
 class ClassifyBody(msgspec.Struct):
@@ -72,18 +66,13 @@ class ScoreRequest:
 
 
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
-    document = _decode(body, dict[str, Any])
-    form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody
-    if form is BufferBody and "labels" in document:
-        raise invalid(["labels"], "a body with metadata takes no labels; put the label into the metadata")
-    try:
-        fields = msgspec.convert(document, form)
-    except msgspec.ValidationError as error:
-        raise _invalid_field(error) from None
+    fields = _decode(body, GetRewardBody)
     queries = _texts(fields.query, "query", config)
     single = isinstance(fields.query, str)
     prompts = None if fields.prompts is None else _texts(fields.prompts, "prompts", config)
-    if isinstance(fields, BufferBody):
+    if fields.metadata is not UNSET:
+        if fields.labels is not UNSET:
+            raise invalid(["labels"], "a body with metadata takes no labels; put the label into the metadata")
         metadata = [fields.metadata] if isinstance(fields.metadata, dict) else fields.metadata
         _same_length(queries, "query", metadata=metadata, prompts=prompts)
         query = Query(queries, with_prompts(metadata, prompts), single)
@@ -92,7 +81,7 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
         except BadRequest as error:
             raise invalid(["query"], str(error)) from None
         return ScoreRequest("buffer", query)
-    labels = [fields.labels] if isinstance(fields.labels, str) else fields.labels
+    labels = None if fields.labels is UNSET else [fields.labels] if isinstance(fields.labels, str) else fields.labels
     _same_length(queries, "query", prompts=prompts, labels=labels)
     metadata = with_prompts([{}] * len(queries), prompts)
     if labels is not None:
@@ -169,25 +158,17 @@ def _same_length(expected: Sequence[Any], name: str, **others: Sequence[Any] | N
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _invalid_field(error) from None
+    except msgspec.ValidationError as error:  # such as: Expected `str`, got `int` - at `$.query[3]`
+        match = _PLACE.fullmatch(str(error))
+        assert match is not None  # the pattern matches any text
+        where: list[str | int] = [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(match["path"] or "")]
+        raise invalid(where, match["words"]) from None
     except REFUSED as error:
         message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise HTTPError(400, "bad_json", f"the body is not JSON: {message}") from None
 
 
-def _invalid_field(error: Exception) -> HTTPError:
-    """Return the error for a message of msgspec, such as ``Expected `str`, got `int` - at `$.query[3]```."""
-    match = _PLACE.fullmatch(str(error))
-    assert match is not None  # the pattern matches any text
-    where: list[str | int] = [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(match["path"] or "")]
-    return invalid(where, match["words"])
-
-
 # responses
-
-LABEL = "LABEL_0"
-"""Name that vLLM uses for the class of a model with only one class."""
 
 
 def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
@@ -207,7 +188,8 @@ def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mod
     for at, one in enumerate(scored):
         reward = _sigmoid(one.reward) if request.activation and one.reward is not None else one.reward
         if request.form == "classify":
-            row: dict[str, Any] = {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
+            label = None if reward is None else "LABEL_0"  # vLLM's name for the class of a model with only one class
+            row: dict[str, Any] = {"index": at, "label": label, "probs": [reward], "num_classes": 1}
         else:
             row = {"index": at, "object": "score", "score": reward}
         data.append(row if one.error is None else {**row, "error": one.error})
@@ -276,9 +258,6 @@ def _plain(value: Any) -> Any:
 
 # errors
 
-LONGEST_WAIT = 60.0
-"""Maximum retry time in seconds. Scoring may become faster, so callers should not wait longer."""
-
 
 class HTTPError(Exception):
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
@@ -295,7 +274,7 @@ class HTTPError(Exception):
 
 def busy(kind: str, message: str, seconds: float) -> HTTPError:
     """Return a 429 error with the retry time in two headers: ``Retry-After`` in seconds and ``retry-after-ms``. Both are rounded up."""
-    seconds = min(max(seconds, 0.001), LONGEST_WAIT)
+    seconds = min(max(seconds, 0.001), 60.0)  # scoring may become faster, so callers should not wait longer
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
     return HTTPError(429, kind, f"{message}; retry in {seconds:.3g} s", headers)
 

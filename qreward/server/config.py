@@ -99,17 +99,15 @@ class ServerConfig(Policy):
         return self
 
     @classmethod
-    def from_texts(cls, **given: str | None) -> Self:
-        """Create the settings from texts, or else from the environment. An empty text stands for the default, and ``none`` for None."""
+    def from_env(cls, **given: str | None) -> Self:
+        """Create the settings from environment variables, such as ``QREWARD_SERVE_PORT`` for ``port``, over which ``given`` texts go.
+
+        An empty text stands for the default, and ``none`` for None.
+        """
         texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
         return cls(**values)
-
-    @classmethod
-    def from_env(cls) -> Self:
-        """Create the settings from environment variables, such as ``QREWARD_SERVE_PORT`` for ``port``. Raises ``ConfigError``."""
-        return cls.from_texts()
 
 
 def is_loopback(host: str) -> bool:

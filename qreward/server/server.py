@@ -15,21 +15,13 @@ from qreward.errors import ConfigError
 from qreward.server.app import RewardApp, create_app
 from qreward.server.config import ServerConfig
 
-_BACKLOG = 2048
-_CLOSE_TIMEOUT = 2
-"""Maximum number of seconds for sending the last responses (uvicorn's graceful shutdown timeout)."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RewardServer:
-    """A reward server in the running event loop.
+    """A reward server in the running event loop, for the duration of an ``async with`` block, whose end finishes the running requests.
 
-    The server runs for the duration of the ``async with`` block. At the end of the block, it finishes the running requests.
-
-    Args:
-        scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
-        config: the settings.
-        settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
+    The arguments are those of :func:`create_app`.
 
     Attributes:
         url: base URL of the server, such as ``http://127.0.0.1:5000``.
@@ -52,7 +44,7 @@ class RewardServer:
         app = create_app(scorer, config, **settings)
         self.service: RewardApp = app
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-        self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_CLOSE_TIMEOUT, backlog=_BACKLOG, **quiet))
+        self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=2, backlog=2048, **quiet))
         self._draining: asyncio.Task[bool] | None = None
 
     async def __aenter__(self) -> Self:
@@ -106,16 +98,8 @@ class RewardServer:
 async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts these requests.
 
-    Args:
-        scorer: see :class:`RewardServer`.
-        config: the settings.
-        ready: function that is called with the URL as soon as the server accepts requests.
-
-    Returns:
-        Whether all running requests finished within ``drain_timeout``.
-
-    Raises:
-        ConfigError, TypeError: as :class:`RewardServer`.
+    ``ready`` is called with the URL as soon as the server accepts requests. Return whether all running requests finished within
+    ``drain_timeout``. The errors are those of :class:`RewardServer`.
     """
     server, stopping = RewardServer(scorer, config), asyncio.Event()
 

@@ -19,7 +19,7 @@ from adapter_fakes import FakeScorer, configured, stub_modules
 from trainers_tools import fleet_of, settings_of
 
 from qreward.errors import BadRequest, QRewardError, RequestTimeout
-from qreward.integrations.areal import DEADLINE, HOST_LIMIT, NoReward, async_reward, reward
+from qreward.integrations.areal import ADAPTER, HOST_LIMIT, NoReward, async_reward, reward
 from qreward.integrations.trainers.rewarder import LATE, close_all
 from qreward.testing import FakeFleet, Faults
 
@@ -115,7 +115,7 @@ async def test_each_has_the_deadline_of_where_it_runs_and_one_that_areal_would_n
     reward(*CALL)
     await async_reward(*CALL)
     assert scorer.timeouts == [12.0, 180.0]
-    assert DEADLINE + LATE < HOST_LIMIT - 1 == 14.0
+    assert ADAPTER.deadline + LATE < HOST_LIMIT - 1 == 14.0
     assert not caplog.records
     configured(monkeypatch, tmp_path, deadline=14.0)
     reward(*CALL)

@@ -68,7 +68,7 @@ def loaded(name: str, path: str) -> ModuleType:
 def executor(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What ``--train.agent_func_path`` makes."""
     stub_modules(monkeypatch, {"openrlhf.utils.agent": {"SingleTurnAgentExecutor": SingleTurnAgentExecutor}})
-    made = loaded("agent_module", openrlhf.agent_path())
+    made = loaded("agent_module", openrlhf.__file__)
     return made.AgentExecutor()
 
 
@@ -81,19 +81,19 @@ async def executed(executor: Any, response: str, label: Any = "4") -> dict[str, 
 
 
 def test_contract_the_function_has_the_signature_that_is_called_and_is_no_coroutine_function() -> None:
-    function = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    function = loaded("reward_func", openrlhf.__file__).reward_func
     assert list(inspect.signature(function).parameters)[:3] == ["queries", "prompts", "labels"]
     assert not inspect.iscoroutinefunction(function)
 
 
 @pytest.mark.parametrize("way", ["function", "executor"])
 async def test_contract_a_file_of_ours_gives_the_executor_its_rewards(way: str, executor: Any, scorer: FakeScorer) -> None:
-    made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
+    made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.__file__)
     output = await executed(made, "0.75<|im_end|>")
     assert (output["reward"], output["scores"]) == (0.75, 0.75)
     assert output["extra_logs"]["judge_ok"] == 1.0
     assert [scorer.asked[0][name] for name in ("prompt", "response", "reference")] == [PROMPT, "0.75", "4"]
-    assert scorer.timeouts == [openrlhf.DEADLINE]
+    assert scorer.timeouts == [openrlhf.ADAPTER.deadline]
     assert (scorer.loops == {id(asyncio.get_running_loop())}) == (way == "executor"), "the function is called in threads"
 
 
@@ -101,7 +101,7 @@ async def test_contract_a_file_of_ours_gives_the_executor_its_rewards(way: str, 
 async def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
     way: str, executor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
+    made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.__file__)
     output = await executed(made, "no number")
     assert output["reward"] is None  # the run stops where experience is made,
     assert math.isnan(output["scores"])  # unless the group is dropped: no range has NaN in it
@@ -120,7 +120,7 @@ async def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
 def test_a_response_that_cannot_be_separated_from_its_prompt_is_a_failure_that_says_what_to_do(
     scorer: FakeScorer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    reward_func = loaded("reward_func", openrlhf.__file__).reward_func
     assert reward_func(["0.5"], [PROMPT], ["4"])["rewards"] is None
     assert "columns: {response: query}" in caplog.text
     assert scorer.asked == []
@@ -129,7 +129,7 @@ def test_a_response_that_cannot_be_separated_from_its_prompt_is_a_failure_that_s
 
 
 def test_several_samples_at_once_give_lists_and_an_empty_label_is_no_reference(scorer: FakeScorer) -> None:
-    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    reward_func = loaded("reward_func", openrlhf.__file__).reward_func
     found = reward_func([f"{PROMPT}0.25", f"{PROMPT}no", f"{PROMPT}0.5"], [PROMPT] * 3, ["a", "b", ""], datasource="x")
     assert (found["rewards"], found["extra_logs"]["judge_ok"]) == ([0.25, None, 0.5], [1.0, 0.0, 1.0])
     assert len(found["scores"]) == len(found["extra_logs"]["judge_seconds"]) == 3
@@ -143,8 +143,6 @@ def test_without_settings_the_executor_is_not_made(executor: Any, monkeypatch: p
 
 
 def test_the_path_of_both_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert openrlhf.agent_path() == openrlhf.reward_func_path()
-    assert Path(openrlhf.agent_path()).is_file()
     monkeypatch.delitem(sys.modules, "qreward.integrations.openrlhf")
     runpy.run_module("qreward.integrations.openrlhf", run_name="__main__")
-    assert capsys.readouterr().out == f"{openrlhf.agent_path()}\n"
+    assert capsys.readouterr().out == f"{openrlhf.__file__}\n"

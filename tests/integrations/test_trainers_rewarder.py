@@ -37,7 +37,7 @@ class Deaf(FakeScorer):
 
 async def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
     scorer = FakeScorer()
-    scored = await Rewarder(scorer, deadline=5.0, priority=3).score("2 + 2?", "0.25", reference="4", topic="sums")
+    scored = await Rewarder(scorer, 5.0, RewardConfig(reward_model="rm", priority=3)).score("2 + 2?", "0.25", reference="4", topic="sums")
     assert (scored.ok, scored.score(None), scored.reason) == (True, 0.25, "")
     assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "topic": "sums"}]
     assert (scorer.timeouts, scorer.priorities) == ([5.0], [3])

@@ -15,7 +15,7 @@ import pytest
 from adapter_fakes import SETTINGS, FakeScorer, installed
 
 from qreward.errors import ConfigError, RequestTimeout
-from qreward.integrations.trl import DEADLINE, judge_reward, reward
+from qreward.integrations.trl import ADAPTER, judge_reward, reward
 from qreward.judge.types import Verdict
 
 
@@ -56,7 +56,7 @@ async def test_contract_a_call_of_the_trainer_gives_a_reward_for_each_completion
     made, trainer = reward(SETTINGS), Trainer()
     assert await trainer.call(made, ["0.25", "1", "0.5"], solution=["a", "b", "c"]) == [0.25, 1.0, 0.5]
     assert [asked["reference"] for asked in scorer.asked] == ["a", "b", "c"]
-    assert set(scorer.timeouts) == {DEADLINE}
+    assert set(scorer.timeouts) == {ADAPTER.deadline}
 
 
 async def test_contract_a_call_of_async_grpo_has_no_handles_and_what_it_calls_is_pickled(

@@ -15,7 +15,7 @@ from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import verl as function_module
-from qreward.integrations.verl import DEADLINE, compute_score, plain, settings_of
+from qreward.integrations.verl import ADAPTER, compute_score, plain, settings_of
 
 KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 
@@ -40,7 +40,7 @@ async def test_contract_verl_finds_a_coroutine_function_and_awaits_it_with_keywo
     result = await function(data_source="sums", solution_str="0.5", ground_truth="4", extra_info=extra, **SETTINGS)
     assert result["score"] == 0.5
     assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.5", "reference": "4"}]
-    assert scorer.timeouts == [DEADLINE]
+    assert scorer.timeouts == [ADAPTER.deadline]
 
 
 async def test_contract_good_and_failed_samples_have_the_same_keys_and_values_that_stack(scorer: FakeScorer) -> None:

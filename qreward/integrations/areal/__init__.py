@@ -17,22 +17,17 @@ from qreward.integrations.trainers import Adapter, Rewarder
 from qreward.integrations.trainers.rewarder import LATE
 from qreward.integrations.trainers.texts import without_end
 
-__all__ = ["DEADLINE", "WORKFLOW_DEADLINE", "NoReward", "async_reward", "reward"]
+__all__ = ["NoReward", "async_reward", "reward"]
 
 HOST_LIMIT = 15.0
 """Seconds after which ``AsyncRewardWrapper`` abandons a call, including the wait for a free worker process."""
-DEADLINE = 12.0
-"""Default number of seconds for a reward in the process pool."""
-WORKFLOW_DEADLINE = 180.0
-"""Default number of seconds for a reward that is awaited in a workflow. AReaL does not limit the time of such a reward."""
 
 ADAPTER = Adapter(
     trainer="areal",
-    deadline=DEADLINE,
+    deadline=12.0,  # less than HOST_LIMIT
     columns={"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")},
-    missing="raise",
 )
-WORKFLOW = replace(ADAPTER, deadline=WORKFLOW_DEADLINE)
+WORKFLOW = replace(ADAPTER, deadline=180.0)  # AReaL does not limit the time of a reward that is awaited
 
 
 class NoReward(QRewardError):
@@ -42,12 +37,7 @@ class NoReward(QRewardError):
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
     """Score one completion. This function is for ``reward_fn`` of AReaL's workflows, which runs in a child process of AReaL's process pool.
 
-    A column ``messages`` of the data takes precedence over ``prompt``, which is the prompt as the model received it. ``completions`` is the
-    answer with special tokens. Token ids are used only if a template names them.
-
-    Returns:
-        A finite float, or None if there is no reward and the settings say ``on_failure: none``. AReaL cannot train on None, and rejects the
-        trajectory without another call.
+    The result is None if there is no reward and the settings say ``on_failure: none``; AReaL then rejects the trajectory.
 
     Raises:
         ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
@@ -66,13 +56,7 @@ async def async_reward(
 ) -> float | None:
     """Score one completion in a workflow that awaits it. All trajectories are scored concurrently, because no process pool limits them.
 
-    The arguments, the result and the errors are the same as for :func:`reward`, except that ``RequestTimeout`` is raised if the time runs
-    out.
-
-    Example:
-        >>> async def score(tokenizer, resp, data):
-        ...     prompt, completion = tokenizer.decode(resp.input_tokens), tokenizer.decode(resp.output_tokens)
-        ...     return await async_reward(prompt, completion, resp.input_tokens, resp.output_tokens, **data)
+    It is as :func:`reward`, except that ``RequestTimeout`` is raised if the time runs out.
     """
     return await _reward(WORKFLOW.rewarder(), row_of(prompt, completions, prompt_ids, completion_ids, data))
 
@@ -90,9 +74,6 @@ async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
 @cache
 def _warn_of_late(deadline: float) -> None:
     if deadline + LATE >= HOST_LIMIT:
-        logging.getLogger("qreward.areal").warning(
-            "a deadline of %g s is too long for AsyncRewardWrapper, which returns a reward of 0 after %g s; set a shorter deadline, "
-            "use qreward.integrations.areal.workflow, or ignore this if you set a longer timeout_seconds",
-            deadline,
-            HOST_LIMIT,
-        )
+        what = f"a deadline of {deadline:g} s is too long for AsyncRewardWrapper, which returns a reward of 0 after {HOST_LIMIT:g} s"
+        remedy = "use qreward.integrations.areal.workflow, or ignore this if you set a longer timeout_seconds"
+        logging.getLogger("qreward.areal").warning("%s; set a shorter deadline, %s", what, remedy)

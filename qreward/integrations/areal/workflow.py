@@ -14,19 +14,10 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 
 
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
-    """A ``RLVRWorkflow`` that takes no ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
+    """A ``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
-    AReaL's stats have ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` (US dollars) and ``judge_unreported`` (attempts
-    whose cost no server reported).
-
-    A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none``, only the trajectory without reward is
-    left out. Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories.
-
-    Args:
-        arguments: arguments of ``RLVRWorkflow``, such as ``gconfig``, ``tokenizer`` and ``enable_thinking``, but not ``reward_fn``.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
+    Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories. The constructor
+    raises ``ConfigError`` if a setting is wrong.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -48,10 +39,9 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
         """Run one trajectory, and return its episode. Return None if its reward is missing and the settings say ``on_failure: none``."""
         try:
-            episode: dict[str, Any] = await super().arun_episode(engine, data)
+            return await super().arun_episode(engine, data)  # type: ignore[no-any-return]
         except _LeftOutError:
             return None
-        return episode
 
 
 class _LeftOutError(Exception):

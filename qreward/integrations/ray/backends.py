@@ -25,8 +25,6 @@ CALL = "__call__"
 INSTALL = "pip install 'qreward[ray]'"
 NEVER_STARTED = ("RuntimeEnvSetupError", "ActorUnschedulableError")
 """Exceptions of ``ray.exceptions`` that mean that an actor cannot be started."""
-SHOWN = 240
-"""Maximum number of characters of Ray's message in an error. The rest of the message is long advice."""
 Kind = Literal["auto", "ray", "local"]
 
 
@@ -173,20 +171,14 @@ class PoolConfig:
 
 
 class LocalActor:
-    """A scorer in this process, and what a pool knows of it.
-
-    Attributes:
-        free: number of batches that it can take now.
-        finished: whether it has returned a batch.
-        lost: its death, once it has died.
-    """
+    """A scorer in this process, and what a pool knows of it."""
 
     backend = "local"
 
     def __init__(self, spec: ScorerSpec, config: PoolConfig) -> None:
         self.spec, self.config = spec, config
-        self.free = config.max_concurrent_batches
-        self.finished = False
+        self.free = config.max_concurrent_batches  # number of batches that it can take now
+        self.finished = False  # whether it has returned a batch
         self.lost: asyncio.Future[ActorLost] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -260,9 +252,9 @@ async def _answer(reference: Any) -> Any:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line of Ray's message about a death, because it names the cause."""
+    """Return the last line of Ray's message about a death, because it names the cause, without the end of a long advice."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
-    return lines[-1][:SHOWN] if lines else "it died"
+    return lines[-1][:240] if lines else "it died"
 
 
 def is_connected() -> bool:

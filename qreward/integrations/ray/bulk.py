@@ -29,10 +29,6 @@ from qreward.settings.files import read_settings
 
 RESULT, SCORE, ERROR = "result", "score", "error"
 """Columns that are added to each row."""
-BATCH = 256
-"""Number of rows in a batch. A worker sends ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY`` batches at once, 4 by default."""
-AT_ONCE = 2
-"""Number of Ray tasks that a worker runs at once. The second task begins while the first task waits for its last rows."""
 
 ClientSource = str | Path | Mapping[str, Any] | ClientConfig | None
 JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
@@ -55,12 +51,6 @@ class BulkRequests:
 
     Raises:
         ConfigError: a setting is wrong, or the folder has journals of other settings.
-
-    Example:
-        dataset.map_batches(
-            BulkRequests, fn_constructor_args=("/shared/answers", "client.yaml"), fn_constructor_kwargs={"model": "judge-7b"},
-            batch_format="pyarrow", batch_size=256, compute=ray.data.ActorPoolStrategy(size=4),
-        )
     """
 
     def __init__(
@@ -109,7 +99,7 @@ def run(
     judge: JudgeSource = None,
     reward_model: str | None = None,
     actors: int = 1,
-    batch_size: int = BATCH,
+    batch_size: int = 256,
     ray_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> BulkReport:
@@ -117,11 +107,10 @@ def run(
 
     Args:
         dataset: the ``ray.data.Dataset``.
-        output: folder for results (``part-00000.jsonl``, ...), failures (``part-00000.failed.jsonl``, ...) and journals, on a file system
-            that all workers share. It is created if it does not exist.
+        output: folder for results, failures and journals, on a file system that all workers share. It is created if it does not exist.
         config, judge, reward_model, options: see :class:`BulkRequests`.
         actors: number of workers.
-        batch_size: number of rows in a batch. A worker sends several batches at once; see :data:`BATCH`.
+        batch_size: number of rows in a batch. A worker sends ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY`` batches at once (4).
         ray_options: further arguments of ``Dataset.map_batches``, such as ``{"num_cpus": 0.5}``.
 
     Returns:
@@ -130,9 +119,6 @@ def run(
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
-
-    Example:
-        report = run(ray.data.read_json("s3://bucket/requests/"), "/shared/answers", "client.yaml", actors=8)
     """
     require_ray()
     data = importlib.import_module("ray.data")
@@ -149,7 +135,7 @@ def run(
             batch_size=batch_size,
             batch_format="pyarrow",
             compute=data.ActorPoolStrategy(size=actors),
-            **{"max_concurrency": AT_ONCE, **(ray_options or {})},
+            **{"max_concurrency": 2, **(ray_options or {})},  # the second task begins while the first waits for its last rows
         )
         total: Counter[str] = Counter()
         reasons = []

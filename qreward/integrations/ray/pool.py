@@ -44,8 +44,6 @@ STARTS = 3
 """Number of attempts to start an actor that fails to start. A constructor that raises will most likely raise again."""
 GRACE = 5.0
 """Seconds for which an actor may still work on a batch after the timeout of the batch. Then the actor is replaced."""
-CLOSE_TIMEOUT = 5.0
-"""Maximum number of seconds for a scorer's ``close``."""
 _log = logging.getLogger("qreward")
 
 
@@ -84,47 +82,31 @@ class PoolStats:
 class ScorerPool:
     """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
-    A pool is called with a batch: ``await pool(texts)``. It can be the function of a ``BatchQueue`` or the scorer of a ``RewardBuffer``,
-    which ``queue`` and ``buffer`` make. A pool is created without an event loop, and may be used from several loops and threads.
+    A pool is called with a batch: ``await pool(texts)``. ``queue`` and ``buffer`` make a ``BatchQueue`` and a ``RewardBuffer`` with it. A
+    pool may be used from several loops and threads.
 
-    A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
-    kills actors is found by splitting its batch. Only this item fails, and only after an actor that scored nothing else has died. Because
-    an item may be scored several times, scoring should be idempotent.
+    If an actor dies, its batch is sent again and a new actor is started. An item that kills actors is found by splitting its batch, and
+    only this item fails. Because an item may be scored several times, scoring should be idempotent.
 
     Args:
         scorer: a class, which is instantiated in each actor; a function or an object with ``__call__``, which is sent to the actors; or a
             function that makes the scorer in the actor (``factory=True``). The scorer takes a list, or several lists (completions and
-            metadata), and returns a list with one result for each item. An exception in the list is the error of its item. The scorer may
-            be ``async def``.
+            metadata), and returns a list with one result, or an exception, for each item. It may be ``async def``.
         actors: number of actors.
         max_concurrent_batches: number of batches that one actor works on at once. A scorer that is not async runs each batch in a thread.
-        backend: ``ray``, ``local`` or ``auto``. ``local`` runs ``actors`` scorers in this process. ``auto`` means ``ray`` if this process
-            is connected to Ray (``ray.init()``) when the first batch arrives, and ``local`` otherwise.
-        init_args, init_kwargs: arguments for the class or the function.
+        backend: ``ray``, ``local`` (in this process) or ``auto``: ``ray`` if this process is connected to it when the first batch arrives.
+        init_args, init_kwargs: arguments for the class or the factory.
         factory: whether ``scorer`` is a function that makes the scorer.
         method: name of the method that scores.
-        batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If the
-            batch still runs 5 seconds later, its actor is killed and replaced. None means no limit.
+        batch_timeout: seconds for a batch on an actor, after which it fails with ``RequestTimeout``; None means no limit.
         start_timeout: seconds for starting an actor; None means no limit.
-        max_restarts: maximum number of restarts of an actor in a row, without a finished batch between them. An actor that fails to start,
-            for example because its class raises, is given up after three attempts.
-        num_cpus, num_gpus, resources, runtime_env: options of each actor, as in ``ray.remote``; ignored without Ray.
-        ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``; ignored without Ray.
+        max_restarts: maximum number of restarts of an actor in a row, without a finished batch between them.
+        num_cpus, num_gpus, resources, runtime_env, ray_options: options of each actor, as in ``ray.remote``; ignored without Ray.
 
     Raises:
         TypeError: the scorer cannot be called, or an argument has the wrong type.
         ConfigError: an argument is out of range (a ``ValueError``).
         ModuleNotFoundError: ``backend`` is ``ray``, and Ray is not installed.
-
-    Example:
-        >>> class Lengths:
-        ...     def __call__(self, texts):
-        ...         return [len(text) for text in texts]
-        >>> async def main():
-        ...     async with ScorerPool(Lengths, actors=2) as pool, pool.queue(max_batch_size=8) as queue:
-        ...         return await asyncio.gather(*map(queue.submit, ["one", "three"]))
-        >>> asyncio.run(main())
-        [3, 5]
     """
 
     def __init__(
@@ -182,11 +164,9 @@ class ScorerPool:
         return self._config.actors * self._config.max_concurrent_batches
 
     async def __call__(self, *columns: Sequence[Any]) -> Any:
-        """Score one batch.
+        """Score one batch, and return the result of the scorer. If actors died, this is a list that joins the results of its parts.
 
-        ``columns`` are one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
-        first lists. An empty batch starts the actors and does not wait for them. The result is the scorer's, or, if actors died while they
-        scored the batch, a list that joins the results of its parts.
+        ``columns`` are one list for each parameter of the scorer. An empty batch starts the actors and does not wait for them.
 
         Raises:
             Exception: any exception of the scorer.
@@ -219,11 +199,9 @@ class ScorerPool:
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
     async def close(self, drain: bool = True) -> None:
-        """Accept no more batches, wait for the running batches, and stop the actors. This method may be called more than once.
+        """Score the waiting batches, call the scorer's method ``close``, if it has one, and stop the actors.
 
-        Args:
-            drain: True scores the waiting batches first, and calls the scorer's method ``close``, if it has one. False fails waiting and
-                running batches with ``ClientClosed``, and kills the actors.
+        With ``drain=False``, waiting and running batches fail with ``ClientClosed``, and the actors are killed.
         """
         with self._lock:
             self._closed = True
@@ -441,7 +419,7 @@ class Actors:
         """Wait for the batches, stop the actors, and end the event loop."""
         while self._batches:
             await asyncio.wait(self._batches)
-        ends = (asyncio.wait_for(actor.end(), CLOSE_TIMEOUT) for actor in self.ready if not self._abandoned)
+        ends = (asyncio.wait_for(actor.end(), 5.0) for actor in self.ready if not self._abandoned)
         await asyncio.gather(*ends, return_exceptions=True)
         for keeper in self._keepers:
             keeper.cancel()

@@ -38,22 +38,15 @@ def deployment(
     one ``ScoreResult`` for each completion, and ``handle.add_query.remote(query)`` scores the completions of one query.
 
     Args:
-        scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
-            each replica.
-        name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
-        max_ongoing_requests: maximum number of requests that a replica receives at once. The replica forms batches from these requests. The
-            default is twice ``max_batch_size * max_concurrent_batches``, but at least 100.
-        serve_options: other options of ``serve.deployment``.
-        settings: settings of the queue in each replica, and limits on its requests, as in :class:`~qreward.server.ServerConfig`. A
-            ``${VAR}`` is resolved in the replica.
+        scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`, once in each replica.
+        name, num_replicas, ray_actor_options, autoscaling_config, serve_options: as in ``serve.deployment``.
+        max_ongoing_requests: maximum number of requests that a replica receives at once, and forms batches of.
+        settings: as in :class:`~qreward.server.ServerConfig`. A ``${VAR}`` is resolved in the replica.
 
     Raises:
         TypeError: the scorer cannot be called.
         ConfigError: a setting is unknown or wrong.
         ModuleNotFoundError: Ray Serve is not installed.
-
-    Example:
-        serve.run(deployment(RewardModel, num_replicas=2, max_batch_size=32), route_prefix="/")
     """
     require_ray()
     try:

@@ -20,10 +20,8 @@ from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
 from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, read_reward_settings
 
-__all__ = ["DEADLINE", "INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
+__all__ = ["INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
 
-DEADLINE = 300.0
-"""Default number of seconds for one reward; ROLL has no limit of its own."""
 PROMPTS, RESPONSES = "prompts", "responses"
 """Columns of the decoded texts. ROLL uses these names for the tokens of the texts."""
 LARGEST = 65504.0
@@ -35,9 +33,8 @@ INVALID = -999.0
 
 ADAPTER = Adapter(
     trainer="roll",
-    deadline=DEADLINE,
+    deadline=300.0,  # ROLL has no limit
     columns={"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)},
-    missing="raise",
     none_unsupported=(
         "where each row must have a number; use raise (the default) with user_defined_rollout_loop_cls: "
         "qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or set a number"
@@ -174,24 +171,13 @@ _ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="", logs=Fals
 def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source = None, **fields: Any) -> float:
     """Judge one response and block until the reward is known. ``env.step`` may call this function in any number of threads.
 
-    Args:
-        prompt: a text or a list of messages.
-        response: the text to judge.
-        reference: the correct answer, if the judge's prompt uses a reference.
-        settings: a file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
-        fields: other fields that the judge's prompt names.
-
-    Returns:
-        The reward. If there is no reward, the function returns the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a
-        number. ROLL trains on :data:`INVALID` like on any other number, unless
-        ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+    ``settings`` is a file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names. If there is no reward, return
+    the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a number. ROLL trains on :data:`INVALID`, unless
+    ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.
         ConfigError: the settings are missing or wrong.
-
-    Example:
-        ``reward = judge(self.question, answer, reference=self.truth)``
     """
     made = _ENVIRONMENTS.rewarder(settings)
     (scored,) = made.score_blocking([{"prompt": prompt, "response": response, "reference": reference, **fields}])
@@ -200,13 +186,10 @@ def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source
 
 
 class InvalidGroupFilter:
-    """Drops a group with a step whose reward is :data:`INVALID`. ROLL then generates another group.
+    """Drops a group with a step whose reward is :data:`INVALID`, for ``group_filter_cls``. ROLL then generates another group.
 
-    The class is for ``group_filter_cls`` of an env manager. A group is dropped if the score of an episode, which is the sum of its steps,
-    or of a step is below half of :data:`INVALID`.
-
-    Raises:
-        RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
+    A group is dropped if the score of an episode, which is the sum of its steps, or of a step is below half of :data:`INVALID`. ``filter``
+    raises ``RewardUnavailable`` when ``MOST_DROPPED`` groups in a row were dropped.
     """
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:  # noqa: ARG002 - ROLL's signature

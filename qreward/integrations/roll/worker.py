@@ -33,20 +33,9 @@ CARRIER = "_otel_ctx"
 
 
 class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
-    """Scores with a judge or a reward model. One process sends many requests at once.
+    """Scores with a judge or a reward model, in place of ROLL's own judge, whose keys it accepts.
 
-    In the YAML of a pipeline, the worker replaces ROLL's own judge and accepts the keys of ROLL's judge::
-
-        rewards:
-          llm_judge:
-            worker_cls: qreward.integrations.roll.JudgeRewardWorker
-            judge_model_name: judge-7b
-            judge_api_url: http://gpu-0:8000/v1,http://gpu-1:8000/v1
-            world_size: 1
-
-    All other settings are in ``reward_manager_config: [{...}]``, with the names of :class:`~qreward.integrations.trainers.RewardConfig`, or
-    in the file that ``system_envs: {QREWARD_REWARD: ...}`` names. Because ``compute_rewards`` is async, ROLL allows 1,000 concurrent calls
-    of the actor. One worker therefore replaces many of ROLL's own workers.
+    Because ``compute_rewards`` is async, ROLL allows 1,000 concurrent calls of the actor. One worker replaces many of ROLL's own workers.
     """
 
     def __init__(self, worker_config: Any) -> None:
@@ -66,14 +55,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE, clear_cache=False)  # type: ignore[untyped-decorator]
     async def compute_rewards(self, data: DataProto) -> DataProto:
-        """Judge each row.
-
-        Returns:
-            The tensors ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and the metrics as lists.
-
-        Raises:
-            RewardUnavailable: a reward is missing, and ``on_failure`` names no number for it.
-        """
+        """Judge each row. Raises ``RewardUnavailable`` if a reward is missing, and ``on_failure`` names no number for it."""
         meta_info = data.meta_info or {}
         carrier = meta_info.get(CARRIER)  # ROLL continues the caller's trace only in methods that are not async
         token = context.attach(propagate.extract(carrier)) if carrier else None
@@ -97,14 +79,10 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
 
 
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
-    """ROLL's rollout loop, but a :class:`RewardUnavailable` does not end the run.
+    """ROLL's rollout loop, for ``user_defined_rollout_loop_cls``, but a :class:`RewardUnavailable` does not end the run.
 
-    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt.
-
-    The class is for ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is also replaced in a validation.
-
-    Raises:
-        RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
+    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt. ``process_new_prompt`` raises
+    ``RewardUnavailable`` when ``MOST_DROPPED`` prompts in a row were dropped.
     """
 
     def __init__(self) -> None:

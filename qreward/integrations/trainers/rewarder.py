@@ -59,19 +59,17 @@ class Rewarder:
 
     Args:
         scorer: a judge, a reward model, or a user's object with the same methods.
-        deadline: seconds for one reward, which may need several requests.
-        priority: priority of all requests.
-        config: the settings from which the rewarder was made. Adapters read ``columns`` and ``on_failure`` from them.
+        deadline: seconds for one reward, which may need several requests, if the settings do not say it.
+        config: the settings. Adapters read ``columns`` and ``on_failure`` from them.
     """
 
-    def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
+    def __init__(self, scorer: Scorer, deadline: float, config: RewardConfig | None = None) -> None:
         self.scorer = scorer
-        self.deadline = deadline
         self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
+        self.deadline = self.config.deadline or deadline
         if self.config.rank is not None and not hasattr(scorer, "rank"):
             raise ConfigError(f"{self.config.place}: rank: only a judge compares responses; set judge, or leave out rank")
         self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
-        self._priority = priority
         self._unfits: frozenset[str] = frozenset()
         self.waiting: Callable[[], Mapping[str, int]] = dict
 
@@ -84,20 +82,12 @@ class Rewarder:
         """Score many items concurrently. The results are in the order of the items. If scoring fails, the error is in the result.
 
         An item is a mapping with ``prompt``, ``response`` and the other fields that the data has, also if a field has no value: None, NaN,
-        or a blank reference. A field that one of the items has is missing in each item that does not have it. The error is a
-        ``BadRequest`` if the response has no value, or the scorer raised a ``ValueError``; a ``ConfigError`` if the scorer raised it and
-        the item lacks a value; and an ``InvalidResponse`` if a score is not a finite number.
+        or a blank reference. A field that one of the items has is missing in each item that does not have it. With ``rank`` in the
+        settings, the items that differ only in their responses are a group, whose responses are ranked. ``step`` is the trainer's step, for
+        the file of verdicts.
 
-        With ``rank`` in the settings, the items that differ only in their responses are a group, whose responses are ranked. If the ranking
-        fails, or a group has one response, each item of the group has the error.
-
-        Args:
-            items: the items.
-            step: the trainer's step, for the file of verdicts.
-
-        Raises:
-            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has.
-            CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, because it is a bug in code.
+        Raises ``ConfigError`` if the settings do not fit the data, such as a prompt with a field that no item has. An exception of the
+        scorer that is neither a ``QRewardError`` nor a ``ValueError`` propagates, because it is a bug in code.
         """
         rows = list(items)
         names = frozenset().union(*rows)
@@ -124,7 +114,7 @@ class Rewarder:
         filled = present(items[0])
         fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
         prompt, response = fields.pop("prompt"), fields.pop("response")
-        options: dict[str, Any] = {"timeout": self.deadline, "priority": self._priority}
+        options: dict[str, Any] = {"timeout": self.deadline, "priority": self.config.priority}
         error: QRewardError | None = None
         try:
             async with asyncio.timeout(self.deadline + LATE):
@@ -181,7 +171,7 @@ class Adapter:
 
     Attributes:
         trainer: name of the trainer. The logger of the adapter is ``qreward.<trainer>``.
-        deadline: default number of seconds for one reward. The number is below the trainer's own limit.
+        deadline: default number of seconds for one reward; below the trainer's own limit, if it has one.
         columns: field of an item -> default columns, of which the first that is present fills the field.
         missing: meaning of ``on_failure: default``.
         none_unsupported: why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
@@ -194,7 +184,7 @@ class Adapter:
     trainer: str
     deadline: float
     columns: Mapping[str, tuple[str, ...]]
-    missing: Failure
+    missing: Failure = "raise"
     none_unsupported: str = ""
     no_groups: str = "which does not pass the responses to one prompt together; leave it out"
     effect: str = ""
@@ -222,14 +212,11 @@ class Adapter:
         """Return the arguments of ``Rewarder.score`` for a row, which is a mapping column -> value.
 
         The column of a field is the one that the settings name, else the first default column with a value, else the column with the name
-        of the field. In the settings, ``a.b`` means entry ``b`` of the mapping in column ``a``. A field whose column or entry has no value
-        in this row is in the item as None, so that its value is known to be missing.
-
-        Raises:
-            ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
+        of the field. A field whose column or entry has no value in this row is in the item as None, so that its value is known to be
+        missing. Raises ``ConfigError`` if a configured column does not exist, or no column holds the prompt.
 
         Example:
-            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)}, missing="raise")
+            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)})
             >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
             {'prompt': '2 + 2?', 'response': '4'}
         """
@@ -269,11 +256,7 @@ class Adapter:
         *,
         step: int | None = None,
     ) -> list[Scored]:
-        """Score all rows concurrently, at a ``step`` of the trainer. The results are in the order of the rows.
-
-        ``plain`` converts the values of each item. A row without a value that the settings need is a failure of this row. Raises
-        ``ConfigError`` if a column does not exist.
-        """
+        """Score the items of all rows, whose values ``plain`` converts, as :meth:`Rewarder.score_many`."""
         return await made.score_many([plain(self.item(row, made.config)) for row in rows], step=step)
 
     async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
@@ -312,12 +295,8 @@ _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     """Return the rewarder of this process for these settings, which is created by the first call and closed when the process ends.
 
-    Args:
-        source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
-        deadline: default number of seconds for one reward, which the adapter passes. ``deadline`` of the settings overrides it.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
+    ``source`` are settings as :func:`~qreward.integrations.trainers.load_reward_config` takes them. ``deadline`` is the number of seconds
+    for one reward if the settings have none. Raises ``ConfigError`` if the settings are missing or wrong.
     """
     if isinstance(source, RewardConfig):
         name = f"{id(source):x}"
@@ -331,7 +310,7 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
             if known is None:
                 config = load_reward_config(source)
                 client = shared_client(config.client, config.place)
-                made = Rewarder(scorer_of(config, client), config.deadline or deadline, config.priority, config)
+                made = Rewarder(scorer_of(config, client), deadline, config)
                 made.waiting = runtime_of(client).look.waiting_for
                 known = _MADE[name, deadline] = (source, made)
     return known[1]
@@ -347,9 +326,8 @@ def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
 def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:
     """Return the client of this process for a configuration, which is created by the first call. The caller must not close it.
 
-    When the ``file`` of an adapter that contains ``config`` changes, its ``client`` is applied to the client; a fault in the file is
-    logged, and changes nothing. Without ``config``, the settings are those that ``QRewardClient.from_env`` finds, and the file that
-    ``QREWARD_CONFIG`` names is watched. Raises ``ConfigError`` if the environment names no configuration.
+    Changes of the ``file`` of an adapter that contains ``config`` are applied to the client. Without ``config``, the settings are those
+    that ``QRewardClient.from_env`` finds, and the file that ``QREWARD_CONFIG`` names is watched.
     """
     wanted = config if config is not None else config_from_env()
     with _LOCK:

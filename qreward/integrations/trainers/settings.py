@@ -43,30 +43,19 @@ class RewardConfig(Policy):
 
     Args:
         client: the client's settings, or the path of a file with them. None takes the settings that ``QRewardClient.from_env`` finds.
-        judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
+        judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`. Exactly one of ``judge``, ``reward_model`` and
+            ``cascade`` is required.
         reward_model: name of a reward model.
-        cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of
-            ``judge``, ``reward_model`` and ``cascade`` is required.
+        cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`.
         deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter.
-        on_failure: what replaces a missing reward: a number; ``none``, if the trainer supports missing rewards; ``raise``, which raises the
-            error; or ``default``, the choice of the adapter.
-        columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
-            trainer's column that holds the field.
+        on_failure: what replaces a missing reward: a number, ``none``, ``raise``, or ``default``, the choice of the adapter.
+        columns: field of the item -> name of the trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
-        rank: ``scores`` or ``advantages`` ranks the responses to one prompt with :meth:`Judge.rank`; the rewards are then these numbers of
-            the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
-            None scores each response.
-        verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``; see
-            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. None writes nothing.
-
-    A path in a settings file is relative to the folder of the settings file.
+        rank: numbers of a :class:`~qreward.judge.ranking.Ranking` of the responses to one prompt, which are then the rewards.
+        verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
-
-    Example:
-        >>> RewardConfig(reward_model="rm-7b", on_failure="none").deadline is None
-        True
     """
 
     client: ClientConfig | None = None
@@ -163,12 +152,8 @@ Source = str | Path | Mapping[str, Any] | RewardConfig | None
 def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
     """Load and return the settings of an adapter.
 
-    Args:
-        source: a YAML, JSON or TOML file, or a mapping with the content of such a file. None takes the file that ``QREWARD_REWARD`` names.
-        place: name of the source in error messages; the file's name by default.
-
-    Raises:
-        ConfigError: there are no settings, the settings cannot be read, or a setting is wrong. The message names the file and the setting.
+    ``source`` is a YAML, JSON or TOML file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
+    Messages name the file, or ``place``. Raises ``ConfigError`` if there are no settings, or a setting is wrong.
     """
     if isinstance(source, RewardConfig):
         return source
@@ -256,9 +241,7 @@ def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
 def check(config: RewardConfig, routes: Iterable[str]) -> None:
     """Check settings before the first reward. ``routes`` are the patterns of the models that the client serves.
 
-    Raises:
-        ConfigError: a verdict or a column has an unknown name, a parameter has a reserved name, or no route serves a model. Every reward
-            would then fail.
+    Raises ``ConfigError`` for names with which every reward would fail: of verdicts, parameters, models and columns.
     """
     known, patterns = ITEM | prompt_fields(config), list(routes)
     for setting, stage in config.stages.items():

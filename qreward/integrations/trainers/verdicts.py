@@ -19,12 +19,11 @@ from pydantic import Field
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.codec import encoded
 from qreward.judge.types import Verdict
+from qreward.render import text_table
 from qreward.results import WAITING, Usage
 from qreward.settings.base import Policy
 
 _log = logging.getLogger("qreward.integrations.trainers")
-MOST_PROMPTS = 20
-"""Number of prompts that the text of a report shows, those with the lowest mean first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +88,7 @@ def writable(text: str) -> str:
 
 
 class VerdictsConfig(Policy):
-    """Where the judgements are written.
-
-    Args:
-        path: the file, to which each process appends a JSON line for each judgement.
-        contents: True also writes prompts, responses, references, answers of judges, and messages of errors, which may quote them.
-    """
+    """Where the judgements are written. With ``contents``, so are the items, the answers of judges, and messages, which may quote them."""
 
     path: str = Field(min_length=1)
     contents: bool = False
@@ -204,7 +198,7 @@ def _spread(scores: Sequence[float | None]) -> dict[str, Any]:
 
 
 def report_of(found: Mapping[str, Any]) -> str:
-    """Return the text of a summary: a table of the criteria, and a table of the prompts with the lowest scores."""
+    """Return the text of a summary: a table of the criteria, and one of the 20 prompts with the lowest scores."""
     errors = ", ".join(f"{name}: {count}" for name, count in found["errors"].items())
     same = sum(row["verdicts"] > 1 and row["lowest"] is not None and row["lowest"] == row["highest"] for row in found["prompts"])
     spent = f"tokens: {found['tokens']}, cost: ${found['cost']:.6g}, attempts unreported: {found['unreported']}"
@@ -213,19 +207,20 @@ def report_of(found: Mapping[str, Any]) -> str:
         f"score: mean {_number(found['mean'])}, deviation {_number(found['deviation'])}; prompts whose responses score the same: {same}",
         f"{spent}, median seconds: {_number(found['seconds'])}",
     ]
-    if found["criteria"]:
-        width = max(len("criterion"), *map(len, found["criteria"]))
-        text += ["", f"{'criterion':{width}}  mean  below its gate"]
-        text += [
-            f"{name:{width}}  {_number(each['mean'])}  {each['below_gate']} of {each['verdicts']}"
-            for name, each in found["criteria"].items()
-        ]
-    text += ["", "prompt            verdicts  failed  mean  lowest  highest"]
-    for row in found["prompts"][:MOST_PROMPTS]:
-        ends = f"{_number(row['mean'])}  {_number(row['lowest']):>6}  {_number(row['highest']):>7}"
-        text.append(f"{row['prompt']}  {row['verdicts']:>8}  {row['failed']:>6}  {ends}")
+    criteria = [
+        {"criterion": name, "mean": _number(each["mean"]), "below its gate": f"{each['below_gate']} of {each['verdicts']}"}
+        for name, each in found["criteria"].items()
+    ]
+    prompts = [
+        {"prompt": row["prompt"]}
+        | {name: str(row[name]) for name in ("verdicts", "failed")}
+        | {name: _number(row[name]) for name in ("mean", "lowest", "highest")}
+        for row in found["prompts"][:20]
+    ]
+    for rows in filter(None, (criteria, prompts)):
+        text += ["", *text_table(rows, ("criterion", "below its gate", "prompt"))]
     return "\n".join(text)
 
 
 def _number(value: float | None) -> str:
-    return "   -" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}"

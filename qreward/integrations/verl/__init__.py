@@ -19,10 +19,8 @@ from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_re
 from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
-__all__ = ["DEADLINE", "compute_score", "compute_scores"]
+__all__ = ["compute_score", "compute_scores"]
 
-DEADLINE = 240.0
-"""Default number of seconds for one reward. verl's own managers allow 300 seconds, or have no limit."""
 ROUTER = "reward_router_address"
 """Argument that verl passes if it serves a reward model itself."""
 NOTE = "A missing reward ends the run. To continue with a number in its place, set on_failure to that number."
@@ -30,9 +28,8 @@ PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
 
 ADAPTER = Adapter(
     trainer="verl",
-    deadline=DEADLINE,
+    deadline=240.0,  # verl's own managers allow 300 seconds, or have no limit
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
-    missing="raise",
     logs=False,
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
     no_groups="whose compute_score has one sample; use verl's manager batch with the function compute_scores",
@@ -52,25 +49,14 @@ async def compute_score(
     """Score one response. verl calls this function for each sample.
 
     Args:
-        data_source: a column for the judge's prompt, like all entries of ``extra_info``.
+        data_source, ground_truth, extra_info: columns; ``extra_info`` has the question, because verl passes no prompt to a reward function.
         solution_str: the response. None means that there is no response, and therefore no reward.
-        ground_truth: the reference.
-        extra_info: columns that include the question, because verl passes no prompt to a reward function. By default, it is the first of
-            ``prompt``, ``question``, ``problem``, ``query``, ``raw_prompt`` that is present.
         kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, and settings of
             :class:`~qreward.integrations.trainers.RewardConfig`; and verl's own additions.
-
-    Returns:
-        A dict with ``score``, ``judge_error`` (a text, ``""`` on success), and the metrics of
-        :class:`~qreward.integrations.trainers.Scored`, of which ``judge_ok`` is 0.0 if ``score`` is the number of ``on_failure``.
 
     Raises:
         ConfigError: a setting is wrong, or a column does not exist.
         QRewardError: there is no reward and ``on_failure`` is not a number.
-
-    Example:
-        ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
-        ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
     """
     row = _row(data_source, solution_str, ground_truth, extra_info)
     return (await score_rows(ADAPTER, [row], settings_of(kwargs)))[0]
@@ -83,13 +69,9 @@ def compute_scores(
     extra_infos: Sequence[Mapping[str, Any] | None],
     **kwargs: Any,
 ) -> list[dict[str, Any]]:
-    """Score a batch. verl's reward manager ``batch`` calls this function, and waits for it.
+    """Score a batch, whose arguments are lists of those of :func:`compute_score`. verl's reward manager ``batch`` calls this function.
 
-    The arguments are lists of those of :func:`compute_score`. With ``rank`` in the settings, the responses to one prompt are ranked. The
-    results and the errors are those of :func:`compute_score`, in the order of the samples.
-
-    Example:
-        ``reward.custom_reward_function.name=compute_scores reward.reward_manager.name=batch``
+    With ``rank`` in the settings, the responses to one prompt are ranked.
     """
     rows = [*map(_row, data_sources, solution_strs, ground_truths, extra_infos)]
     return portal().call(score_rows, _GROUPS, rows, settings_of(kwargs))

@@ -19,18 +19,9 @@ _Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manag
 
 
 class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
-    """Scores each sample.
+    """Scores each sample, as :func:`~qreward.integrations.verl.compute_score` does, but with the prompt that verl sent to the model.
 
-    The settings are in ``reward.custom_reward_function.reward_kwargs``, or in the file that ``QREWARD_REWARD`` names. Unlike a reward
-    function, the manager receives the prompt (``raw_prompt``), so ``extra_info`` need not contain the prompt. The manager needs no
-    reference. Its results have the keys of the results of :func:`~qreward.integrations.verl.compute_score`.
-
-    Raises:
-        ConfigError: on construction, if a setting is wrong or another reward function is configured, which this manager would not call.
-
-    Example:
-        ``reward.reward_manager.source=importlib reward.reward_manager.name=QRewardManager``
-        ``reward.reward_manager.module.path=pkg://qreward.integrations.verl``
+    The constructor raises ``ConfigError`` if a setting is wrong, or another reward function is configured, which would not be called.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Engine:
 
 def agent() -> Any:
     """As ``openrlhf/trainer/ray/vllm_engine.py`` loads it."""
-    spec = importlib.util.spec_from_file_location("agent_module", openrlhf.agent_path())
+    spec = importlib.util.spec_from_file_location("agent_module", openrlhf.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -65,7 +65,7 @@ async def executed(executor: Any, tokenizer: Any, samples: int = SAMPLES) -> lis
 
 @pytest.mark.parametrize("way", ["function", "executor"])
 def test_all_samples_are_rewarded_and_threads_bound_the_function_alone(way: str, fleet: FakeFleet, settings: Path, tokenizer: Any) -> None:
-    executor = agent() if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
+    executor = agent() if way == "executor" else SingleTurnAgentExecutor(openrlhf.__file__)
     begun = time.monotonic()
     outputs = asyncio.run(executed(executor, tokenizer))
     print(f"{way}: {time.monotonic() - begun:.2f} s, in flight {peaks(fleet)}, {went_wrong(fleet)} went wrong, {THREADS} threads")

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from qreward.integrations.trainers import Adapter, Rewarder, Scored
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
 
 __all__ = ["group_reward", "normalize_rewards", "reward"]
 
@@ -82,7 +82,7 @@ async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = ADAPTER
             raise each.error
     judged = [value for each, value in zip(scored, values, strict=True) if each.ok and value is not None]
     recent.rewards.extend(judged)
-    fallback = fmean(judged or recent.rewards or [0.0])
+    fallback = fmean(judged or recent.rewards or [middle(made.config)])
     rewarded: list[Any] = []
     for sample, each, value in zip(samples, scored, values, strict=True):
         if isinstance(sample.metadata, dict):
@@ -114,6 +114,17 @@ class Recent:
 
 
 _RECENT: WeakKeyDictionary[Rewarder, tuple[Recent, Recent]] = WeakKeyDictionary()
+
+
+def middle(config: RewardConfig) -> float:
+    """Return the middle of the scores of a ranking, a judge, or a cascade's last stage; 0 for a reward model, whose range is unknown."""
+    if config.rank is not None:
+        return 0.5 if config.rank == "scores" else 0.0
+    judge = list(config.stages.values())[-1]
+    if isinstance(judge, str):
+        return 0.0
+    is_share = judge.has_criteria or judge.verdict == "yes_no"
+    return fmean(judge.range or ((0.0, 1.0) if is_share else judge.scale))
 
 
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:

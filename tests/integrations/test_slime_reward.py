@@ -94,7 +94,7 @@ async def test_settings_come_from_the_arguments_if_they_are_there(world: World) 
 async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(world: World, settings: dict[str, Any]) -> None:
     world.set(judge={"model": "j"}, **settings)
     failed, good = Sample(response="what?"), Sample(response="1")
-    assert await one(failed) == 0.0  # no reward is known yet, and the sample is removed
+    assert await one(failed) == 0.5  # the middle of the judge's range: nothing else is known yet
     assert await one(good) == 1.0
     assert await one(again := Sample(response="what?")) == 1.0  # the mean of what was had
     assert [sample.remove_sample for sample in (failed, good, again)] == [True, False, True]
@@ -167,6 +167,18 @@ async def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: Worl
     assert [record.getMessage() for record in caplog.records] == [
         f"{count} rewards are missing so far; the last: RequestTimeout: no answer in time" for count in (1, 101)
     ]
+
+
+def test_the_middle_is_that_of_the_range_or_else_of_the_scale_and_a_reward_model_has_none() -> None:
+    middles = [
+        slime.middle(made.config)
+        for made in (
+            made_of(None, judge={"model": "j", "range": (-1, 1)}),
+            made_of(None, judge={"model": "j", "range": None, "scale": (1, 5)}),
+            made_of(None, reward_model="rm"),
+        )
+    ]
+    assert middles == [0.0, 3.0, 0.0]
 
 
 # normalized rewards

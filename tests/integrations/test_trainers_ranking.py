@@ -136,6 +136,12 @@ async def test_trainers_that_pass_one_response_refuse_to_rank_before_the_first_r
     assert scorer.ranked == []
 
 
+def test_a_missing_rank_of_slime_is_the_middle_of_all_ranks() -> None:
+    for rank, middle in (("scores", 0.5), ("advantages", 0.0)):
+        judge = {"model": "m", "range": [2, 4]}
+        assert slime.middle(RewardConfig(judge=judge, rank=rank)) == middle  # type: ignore[arg-type]
+
+
 def test_a_run_of_lines_which_are_no_groups_refuses_to_rank(tmp_path: Path) -> None:
     file = tmp_path / "reward.json"
     file.write_text(json.dumps(RANKED))

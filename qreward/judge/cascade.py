@@ -47,7 +47,7 @@ from qreward.progress import start_progress
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 from qreward.runtime import runtime_of
-from qreward.settings.base import Number, Policy, shown, wrong
+from qreward.settings.base import Number, Policy, faults_at, shown, wrong
 
 
 class CascadeConfig(Policy):
@@ -82,7 +82,7 @@ class CascadeConfig(Policy):
             try:
                 read[key] = JudgeConfig.from_content(stage) if isinstance(stage, Mapping) else stage
             except ConfigError as error:
-                faults += [((key, *path), text.removeprefix(f"{'.'.join(map(str, path))}: ")) for path, text in error.faults]
+                faults += faults_at((key,), error)
             if not isinstance(stage, Mapping | JudgeConfig) and not (isinstance(stage, str) and stage.strip()):
                 faults.append(((key,), f"must be the settings of a judge, or the name of a reward model, not {shown(stage)}"))
         if faults:

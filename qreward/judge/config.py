@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, field_serializer, field_validator, 
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
-from qreward.judge.rubric import Rubric, rubric_of
+from qreward.judge.rubric import Rubric, read_rubric
 from qreward.judge.spending import Budget
-from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
+from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated
 from qreward.spelling import TYPO, closest, did_you_mean
 
 _QUESTION = "[Question]\n{prompt}\n\n"
@@ -204,17 +204,7 @@ class JudgeConfig(Policy):
             raise ValueError(f"cannot be {value!r}, which is judged; name the field that holds the rubric")
         return value
 
-    @field_validator("rubric", mode="before")
-    @classmethod
-    def _loaded(cls, value: object) -> object:
-        if value is None:
-            return None
-        if isinstance(value, str | Path):
-            return Rubric.load(value)
-        try:
-            return rubric_of(value)
-        except ConfigError as error:
-            raise wrong(*error.faults) from None
+    _loaded = field_validator("rubric", mode="before")(read_rubric)
 
     @field_serializer("rubric")
     def _as_settings(self, value: Rubric | None) -> list[dict[str, Any]] | None:

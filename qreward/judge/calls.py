@@ -364,21 +364,20 @@ JudgeModel = WritingModel | DecidingModel
 """One question to one model: it makes the requests, and reads the answers."""
 
 
-class Done(NamedTuple):
-    """The call has its value, or its final error. ``reply`` is what the answer contained, and ``unread`` why it could not be read."""
+class Step(NamedTuple):
+    """What follows from an answer.
 
-    value: Any
+    Attributes:
+        value: the vote or the error with which the call ends. None if another call must be sent, and there is no error yet.
+        reply: what the answer contained.
+        unread: why the answer could not be read.
+        again: the call that must be sent next, if there is time for it; otherwise None.
+    """
+
+    value: Vote | QRewardError | None
     reply: Reply | None = None
     unread: str = ""
-
-
-class Again(NamedTuple):
-    """Another call must be sent. ``error`` is the final error if there is no time for it; ``reply`` and ``unread`` are as in ``Done``."""
-
-    call: JudgeCall
-    error: QRewardError | None = None
-    reply: Reply | None = None
-    unread: str = ""
+    again: JudgeCall | None = None
 
 
 class JudgeCall(NamedTuple):
@@ -407,7 +406,7 @@ class JudgeCall(NamedTuple):
     rest: tuple[Any, ...] = ()
 
 
-def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
+def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
     """Return what follows from an answer or error. ``form`` is the response format in which the request was made."""
     if isinstance(answer, QRewardError):
         return _failed(call, answer, form)
@@ -415,54 +414,55 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
     reply = model.parse(answer)
     if call.rest:
         parts = (*call.parts, reply)
-        return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
+        following = call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:])
+        return Step(None, reply, again=following)
     if call.parts:
         tables = [part.table for part in (*call.parts, reply) if isinstance(part, DecidedReply)]
         reply = DecidedReply(AnswerTable.joined(tables), reply.fingerprint)
     try:
-        return Done(model.vote(reply, swapped=call.swapped), reply)
+        return Step(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
         return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=model.model)
         error.__cause__ = fault.__cause__
-        return Done(_about(call, error), reply)
+        return Step(_about(call, error), reply)
 
 
-def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
+def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
     if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
-        return Again(call, error)
+        return Step(error, again=call)
     inputs = call.inputs
     if isinstance(inputs, DecisionInput) and isinstance(error, BadRequest) and error.status_code is None:
         # more questions than the endpoint takes, which may become known late, so it is divided
         questions, half = inputs.questions, len(inputs.questions) // 2
         if half:
             rest = (inputs._replace(questions=questions[half:]), *call.rest)
-            return Again(call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest), error)
+            return Step(error, again=call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest))
     if call.room > 1 and isinstance(error, BadRequest):  # the server rejects the raised limit
-        return Again(call._replace(room=0), error)
-    return Done(_about(call, error))
+        return Step(error, again=call._replace(room=0))
+    return Step(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Done | Again:
+def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Step:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
     if isinstance(model, DecidingModel):
-        return Done(error, reply, record)
+        return Step(error, reply, record)
     if model.fall_back(form, error, reply):
-        return Again(call, error, reply, record)
+        return Step(error, reply, record, call)
     cut_at = call.cut_at
     if is_cut and not cut_at:
         had = usage.completion_tokens if usage is not None else None
         cut_at = 1 << (had - 1).bit_length() if had else -1  # a power of two, so that there are few different requests
     grows = is_cut and call.room > 0 and model.has_more_room(call.room, cut_at)
     if call.reasks <= 0 or (is_cut and call.cut_at and not grows):
-        return Done(error, reply, record)
+        return Step(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut_at=cut_at), error, reply, record)
+    return Step(error, reply, record, call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut_at=cut_at))
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

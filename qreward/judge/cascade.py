@@ -30,6 +30,7 @@ from qreward.errors import (
 from qreward.judge.config import JudgeConfig
 from qreward.judge.types import (
     AnyScorer,
+    Closing,
     Item,
     JudgeAnswer,
     Scorer,
@@ -148,7 +149,7 @@ def completed(before: Sequence[tuple[str, Outcome]], stage: str, outcome: Outcom
     return replace(outcome, usage=usage, cached=cached, decided_by=inner)
 
 
-class Cascade:
+class Cascade(Closing):
     """Scores responses with several scorers in turn, until one scorer is sure. A cascade is a ``Scorer`` too.
 
     A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
@@ -323,12 +324,6 @@ class Cascade:
         for stage in self._stages:
             await stage.scorer.aclose()
 
-    async def __aenter__(self) -> Cascade:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Cascade, {stage.name: stage.scorer for stage in self._stages}, **self._given), ()
 
@@ -493,16 +488,12 @@ class SyncScorer(BlockingTwin[Scorer]):
     score = blocking(Scorer.score)
     batch_score = blocking(Scorer.batch_score)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SyncScorer, (self._async,)
-
 
 def _names(scorers: Sequence[Any]) -> list[str]:
     """Return a name for each stage: the name of its model, or of its class. Equal names are numbered."""
     names: list[str] = []
     for scorer in scorers:
-        inner = getattr(scorer, "_async", scorer)
-        name = "+".join(models_of(inner)) or type(inner).__name__
+        name = "+".join(models_of(scorer)) or type(scorer).__name__
         number = 1 + sum(other == name or other.startswith(f"{name} #") for other in names)
         names.append(name if number == 1 else f"{name} #{number}")
     return names

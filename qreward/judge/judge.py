@@ -26,7 +26,7 @@ from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses
 from qreward.judge.requests import Builders, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
-from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
+from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
@@ -39,7 +39,7 @@ _PASSED_ON = JudgeConfig.model_fields.keys() - {"prompt", "pair_prompt", "verdic
 PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 
 
-class Judge:
+class Judge(Closing):
     """Scores responses with one or more LLM judges.
 
     Each model is asked about each item, and the answer is parsed into a verdict with a score. A judge can be created without a running
@@ -373,12 +373,6 @@ class Judge:
         if self._given["owns_client"]:
             await self._client.aclose()
 
-    async def __aenter__(self) -> Judge:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {name: getattr(self._config, name) for name in self._config.model_fields_set - {"params"}}
         return partial(Judge, self._client, **settings, **self._config.params, **self._given), ()
@@ -454,7 +448,9 @@ class SyncJudge(BlockingTwin[Judge]):
         cls, client: SyncQRewardClient | QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False
     ) -> SyncJudge:
         """Create a judge from its settings. See :meth:`Judge.from_config`."""
-        return _blocking(Judge.from_config(_async_client(client), config, owns_client=owns_client))
+        twin = cls.__new__(cls)
+        twin._async = Judge.from_config(_async_client(client), config, owns_client=owns_client)
+        return twin
 
     score = blocking(Judge.score)
     compare = blocking(Judge.compare)
@@ -462,15 +458,6 @@ class SyncJudge(BlockingTwin[Judge]):
     batch_compare = blocking(Judge.batch_compare)
     rank = blocking(Judge.rank)
     batch_rank = blocking(Judge.batch_rank)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _blocking, (self._async,)
-
-
-def _blocking(judge: Judge) -> SyncJudge:
-    twin = SyncJudge.__new__(SyncJudge)
-    twin._async = judge
-    return twin
 
 
 def _async_client(client: SyncQRewardClient | QRewardClient) -> QRewardClient:

@@ -17,9 +17,9 @@ from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
-from qreward.judge.calls import Again, Done, JudgeCall, evaluate
+from qreward.judge.calls import JudgeCall, Step, evaluate
 from qreward.judge.spending import Spending
-from qreward.judge.types import JudgeAnswer, one_by_one
+from qreward.judge.types import JudgeAnswer, Vote, one_by_one
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
 from qreward.scheduler.failure_policy import unanswered
@@ -47,12 +47,12 @@ class Calling(NamedTuple):
     pools: Mapping[str, Pool]
     batch: ItemBatch | None = None
 
-    def keep(self, call: JudgeCall, step: Done | Again, endpoint: str) -> None:
+    def keep(self, call: JudgeCall, step: Step, endpoint: str) -> None:
         """Record the weights that have answered a call, and store the answer in the cache if it could be read."""
         assert step.reply is not None
         self.calibrator.note(step.reply.fingerprint)
         if self.cache is not None:
-            key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
+            key = call.key if isinstance(step.value, Vote) else None
             self.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint, step.reply, key))
 
 
@@ -256,10 +256,10 @@ class ItemCalls(Waiter):
         self.usage = paid if self.usage is None else added(self.usage, paid)
         self.sent, self.trail, self.endpoint = True, self.trail + trail, endpoint or self.endpoint
         trail = task.earlier + trail
-        if isinstance(step, Again) and clock() < self.latest():
-            self._send(place, step.call, trail, again=True)
+        if step.again is not None and clock() < self.latest():
+            self._send(place, step.again, trail, again=True)
             return
-        value = (step.error or self.late()) if isinstance(step, Again) else step.value
+        value = self.late() if step.value is None else step.value
         if isinstance(value, RequestTimeout) and common.batch is None and task.deadline < self.latest():
             self._send(place, call, trail, again=True)  # for the items whose time is not over
             return

@@ -463,10 +463,7 @@ class ItemBatch(BatchWaiter):
 
     def _drop(self, item: ItemCalls) -> None:
         del self._live[item]
-        item.stop()
-        item.done, item.sender = True, None
-        if item.timer is not None:
-            item.timer.cancel()
+        item.leave()
         if item.ended is not None:
             item.ended.cancel()
 
@@ -487,8 +484,9 @@ class ItemBatch(BatchWaiter):
                 self._drop(item)
 
 
-async def fill(items: Iterable[ItemCalls], cache: Cache) -> None:
-    """Fill in the outcomes of calls whose answers are in the cache."""
+async def fill(given: Iterable[ItemCalls | Any], cache: Cache) -> None:
+    """Fill in the outcomes of calls whose answers are in the cache. Invalid items and groups are left as they are."""
+    items = [item for item in given if isinstance(item, ItemCalls)]
     found = await cache.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
     for item in items:
         for place, call in enumerate(item.calls):
@@ -499,19 +497,21 @@ async def fill(items: Iterable[ItemCalls], cache: Cache) -> None:
 async def with_votes(items: Iterable[Any] | AsyncIterable[Any], read: Callable[[Any], Any], cache: Cache) -> AsyncIterator[Any]:
     """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``LOOKED_UP`` items together, or one
     by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
-    most, failure, ended = 1 if isinstance(items, AsyncIterable) else LOOKED_UP, None, False
+    most = 1 if isinstance(items, AsyncIterable) else LOOKED_UP
+    chunk: list[Any] = []
+    failure = None
     async with aclosing(one_by_one(items)) as inputs:
-        while not ended:
-            chunk: list[Any] = []
-            try:
-                while len(chunk) < most:
-                    chunk.append(read(await anext(inputs)))
-            except StopAsyncIteration:
-                ended = True
-            except Exception as error:
-                ended, failure = True, error
-            await fill([item for item in chunk if isinstance(item, ItemCalls)], cache)
-            for item in chunk:
-                yield item
+        try:
+            async for item in inputs:
+                chunk.append(read(item))
+                if len(chunk) == most:
+                    await fill(chunk, cache)
+                    while chunk:
+                        yield chunk.pop(0)
+        except Exception as error:
+            failure = error
+    await fill(chunk, cache)
+    for item in chunk:
+        yield item
     if failure is not None:
         raise failure

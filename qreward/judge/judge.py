@@ -53,15 +53,10 @@ class Judge(Closing):
             templates; or a function from an item's fields to messages.
         verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
             required field that is a number or a bool.
-        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, calibration: as in
-            :class:`~qreward.judge.config.JudgeConfig`.
-        budget, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
-        answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
-            the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
-            an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
-        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.config.PRESETS`.
-        response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
-            description of how to answer, so the prompt must contain a description.
+        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, response_format,
+            preset, calibration, budget, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        answer: as in :class:`~qreward.judge.config.JudgeConfig`; or a pattern with one group, which holds the value; or a function from
+            the text of an answer to its value, an instance of ``verdict``, or None for no verdict.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
             reject an answer.
         owns_client: True if the client is closed when this judge is closed.
@@ -247,13 +242,7 @@ class Judge(Closing):
 
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
-            options: as in :meth:`batch_score`.
-
-        Returns:
-            The results, as :meth:`batch_score` returns them.
-
-        Raises:
-            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
+            options: as in :meth:`batch_score`, which also describes the results and errors.
         """
         return await self._many(pairs, options, pairs=True)
 
@@ -424,10 +413,9 @@ class Judge(Closing):
 
 
 class SyncJudge(BlockingTwin[Judge]):
-    """Judges as :class:`Judge` does, with methods that block.
+    """Judges as :class:`Judge` does, with the same settings, results and errors, but with methods that block.
 
-    The settings, results and errors are the same as for :class:`Judge`. A background thread does the work, reads the input of a batch and
-    calls ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
+    A background thread does the work; :class:`SyncQRewardClient` describes it.
 
     Args:
         client: the client that sends the requests.

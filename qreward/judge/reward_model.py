@@ -99,12 +99,7 @@ class RewardModelScorer(Closing):
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
         """Score many responses. Several items share one HTTP request if the server accepts lists.
 
-        Args:
-            items: as in :meth:`Judge.batch_score`.
-            options: as in :meth:`Judge.batch_score`.
-
-        Raises:
-            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`QRewardClient.batch_score`.
+        The items, options, results and errors are those of :meth:`Judge.batch_score`.
         """
         check_batch_options(options)
         on_result, keep = callback("on_result", options.get("on_result")), options.get("keep_results", True)

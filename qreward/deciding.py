@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from math import inf
@@ -14,12 +13,12 @@ from typing import Any, TypeVar, cast
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions import PROBE, Decide, DecisionReply, Dialect
 from qreward.codecs.questions import DecisionInput
-from qreward.decisions import AnswerTable, Decision, DecisionAnswer, check_questions
+from qreward.decisions import AnswerTable, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Single, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.options import Arguments, preparer, request_options
 from qreward.records import AttemptRecord, added
 from qreward.results import Result
@@ -156,23 +155,6 @@ def decision_preparer(
     return request
 
 
-def in_time(result: Result[Decision], timeout: float | None) -> Decision:
-    """Return the decision of one call, whose deadline was its timeout. Raises its error."""
-
-    def own(error: QRewardError | None) -> QRewardError | None:
-        if not isinstance(error, DeadlineExceeded):
-            return error
-        late = RequestTimeout(f"no answer within the timeout of {timeout:g} s; {str(error).partition('; ')[2]}")
-        late.attempts, late.usage = result.attempts, error.usage
-        return late
-
-    if (error := own(result.error)) is not None:
-        raise error
-    decision = result.value
-    answers = [DecisionAnswer(each.question, error=own(each.error)) if each.error is not None else each for each in decision]
-    return replace(decision, answers=tuple(answers)) if decision.errors else decision
-
-
 class DividedItem:
     """Collects the results of an item that is sent in parts. A part may be divided again."""
 
@@ -197,15 +179,19 @@ class DividedItem:
 
 
 class DecisionBatch(BatchWaiter):
-    """A batch of decisions. ``most`` returns the largest number of questions in a request."""
+    """A batch of decisions. ``most`` returns the largest number of questions in a request. The deadline of a batch that is one call is the
+    timeout of this call."""
 
     _items_at_once = 1
     _is_one_request = False
 
-    def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._most, self._waited = most, waited
+    def __init__(self, *args: Any, most: Callable[[], int], waited: float, is_call: bool = False) -> None:
+        super().__init__(*args)
+        self._most, self._waited, self._is_call = most, waited, is_call
         self._parts: dict[Task, tuple[DividedItem, int]] = {}  # the item of a part, and the place of its first question in the item
+
+    def _late(self, why: str) -> QRewardError:
+        return RequestTimeout(f"no answer within the timeout of {self._deadline:g} s; {why}") if self._is_call else super()._late(why)
 
     def _put(self, index: int, payload: WireRequest) -> None:
         calls = divided(payload, self._most())

@@ -184,13 +184,7 @@ class DecisionAnswer:
         confidence: float | None = None,
         error: QRewardError | None = None,
     ) -> None:
-        """Args:
-        question: the question.
-        probabilities: a probability for each option of the question, in the order of the options. The sum is 1.
-        label_mass: see :attr:`label_mass`.
-        confidence: the confidence that the server reports. If None, the confidence is computed from the probabilities.
-        error: the error of a question that was refused or failed.
-        """
+        """``probabilities`` has a probability for each option of the question, in the order of the options."""
         # The class is frozen, so attributes cannot be assigned. ``object.__setattr__`` is slower, and this code runs for each question.
         members = self.__dict__
         members["question"], members["error"] = question, error

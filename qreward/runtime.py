@@ -14,7 +14,7 @@ from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding import DecisionBatch, DialectFinder, in_time, smaller
+from qreward.deciding import DecisionBatch, DialectFinder, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter, ResultSettings, size_of
@@ -29,7 +29,7 @@ from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
-from qreward.results import BatchResult, Explanation, Result
+from qreward.results import BatchResult, Explanation, Result, with_trail
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import RequestOptions
@@ -211,12 +211,12 @@ class Runtime:
             if result.error is None or not smaller(call, result.error, result.attempts, most()):
                 return cast("Decision", result.value)
             count = (count + 1) // 2
-        timeout = request_options.timeout
-        settings = ResultSettings(timeout)
-        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, settings
-        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), waited=self.clock() - began)
+        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, ResultSettings(request_options.timeout)
+        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), waited=self.clock() - began, is_call=True)
         (result,) = await batch.run()
-        return in_time(result, timeout)
+        if result.error is not None:
+            raise with_trail(result.error, result.attempts)
+        return cast("Decision", result.value)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
         began, timeout = self.clock(), request_options.timeout

@@ -464,7 +464,10 @@ class BatchWaiter(Waiter):
     def _expire(self) -> None:
         with self.driver.engine.lock:
             why = said(self.driver.engine.clock(), self._pool)
-        self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}"))
+        self._stop(lambda: self._late(why))
+
+    def _late(self, why: str) -> QRewardError:
+        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}")
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         self._ending = True

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from math import exp, isfinite, log
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
@@ -92,15 +92,6 @@ class JudgeIdentity(Policy):
         models = [] if self.models == other.models else [f"model (was {', '.join(self.models)}, is {', '.join(other.models)})"]
         names = sorted({*self.settings, *other.settings})
         return (*models, *(name for name in names if self.settings.get(name) != other.settings.get(name)))
-
-    def has_other_weights(self, fingerprint: str) -> bool:
-        """Return True if fingerprints of weights are known and this fingerprint is not one of them."""
-        return bool(self.weights) and fingerprint not in self.weights
-
-
-class Identified(Protocol):
-    @property
-    def identity(self) -> JudgeIdentity: ...
 
 
 def digest(value: object) -> str:
@@ -230,17 +221,6 @@ class Calibration(Policy):
         before, after = (fits.quality_of(each, numbers) for each in (scores, fits.held_out(chosen, scores, numbers)))
         return cls(method=chosen, **curve._asdict(), labels=len(numbers), failed=failed, before=before, after=after, judge=judge)
 
-    def changed(self, judge: Identified) -> tuple[str, ...]:
-        """Return what has changed since the calibration was made: names of settings, ``model``, ``weights``. Empty if nothing has changed.
-
-        Changed weights are known only after an answer, and only if the servers report their weights.
-        """
-        if self.judge is None:
-            return ()
-        now = judge.identity
-        others = any(map(self.judge.has_other_weights, now.weights))
-        return (*self.judge.differences(now), *(["weights"] if others else []))
-
     def save(self, path: str | Path) -> None:
         """Write the calibration to a JSON file. An existing file is replaced in one step, so that no reader sees half of it.
 
@@ -349,7 +329,7 @@ class Calibrator:
             return
         self.weights[fingerprint] = None
         made_for = None if self.calibration is None else self.calibration.judge
-        if made_for is not None and not self._warned and made_for.has_other_weights(fingerprint):
+        if made_for is not None and made_for.weights and fingerprint not in made_for.weights and not self._warned:
             self._warned = True
             _log.warning(
                 "the calibration of the judge %s was made with the weights %s, and now the weights %s answer; calibrate it again",

@@ -49,6 +49,8 @@ MOST_TOKENS = 16_384
 LIMITS = ("max_tokens", "max_completion_tokens")
 BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "budget_tokens")
 """The limit of tokens for thinking: Gemini and Qwen, vLLM, llama.cpp, Anthropic. It may be inside other parameters."""
+Limits = tuple[tuple[str, int], ...]
+"""Names and values of limits of tokens."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
 
@@ -97,9 +99,9 @@ class WritingModel:
         self._thinking = _budget_in(merged)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._blanks: dict[tuple[str, int, int, int], WireRequest] = {}
+        self._blanks: dict[tuple[str, int, tuple[tuple[str, int], ...]], WireRequest] = {}
         try:
-            self._blank(self.form.name, 0, 1, 0)
+            self._blank(self.form.name, 0, ())
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
@@ -108,32 +110,34 @@ class WritingModel:
 
     def request(self, call: JudgeCall) -> WireRequest:
         """Return the request of a call, in the response format that the servers of the model accept now."""
-        is_raised = call.room > 1
-        key = self.form.name, call.sample if self._seed is not None else 0, *((call.room, call.cut_at) if is_raised else (1, 0))
+        key = self.form.name, call.sample if self._seed is not None else 0, call.limits or ()
         blank = self._blanks.get(key) or self._blank(*key)
         return WireRequest(JUDGE, self.model, call.inputs, blank.params, self._headers, call.group)
 
-    def _blank(self, form: str, sample: int, room: int, cut_at: int) -> WireRequest:
-        """Return a request without messages. A ``seed`` is increased by one for each sample. ``room`` is the factor by which a limit of
-        tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
+    def _blank(self, form: str, sample: int, limits: Limits) -> WireRequest:
+        """Return a request without messages. A ``seed`` is increased by one for each sample."""
         shape = {"response_format": self._formats[form]} if form in self._formats else {}
         seed = {} if self._seed is None else {"seed": self._seed + sample}
-        body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
+        body, raised = self._body, self._with_thinking(limits)
         if isinstance(body, Mapping):
-            body = {name: value for name, value in body.items() if name not in room_for}
-        make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **room_for}, self._headers, body)
-        blank = self._blanks[form, sample, room, cut_at] = make([{"role": "user", "content": ""}])
+            body = {name: value for name, value in body.items() if name not in raised}
+        make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **raised}, self._headers, body)
+        blank = self._blanks[form, sample, limits] = make([{"role": "user", "content": ""}])
         return blank
 
-    def _limits_for(self, room: int, cut_at: int) -> dict[str, int]:
-        """Return the raised limits of tokens. An answer fits after all the thinking that is allowed."""
-        if room == 1:
-            return self._limits
-        limits = self._limits or ({LIMITS[0]: cut_at} if 0 < cut_at < MOST_TOKENS else {})
-        return {name: max(limit, min(max(limit * room, self._thinking + limit * room // 2), MOST_TOKENS)) for name, limit in limits.items()}
+    def _with_thinking(self, limits: Limits) -> dict[str, int]:
+        """Return raised limits as they are sent: an answer fits after all the thinking that is allowed."""
+        usual = self._limits
+        return {name: max(usual.get(name, 0), min(max(most, self._thinking + most // 2), MOST_TOKENS)) for name, most in limits}
 
-    def has_more_room(self, room: int, cut_at: int) -> bool:
-        return self._limits_for(2 * room, cut_at) != self._limits_for(room, cut_at)
+    def raised(self, limits: Limits | None, had: int | None) -> Limits:
+        """Return twice the limits of a call whose answer was cut off after ``had`` tokens; empty if they cannot be raised."""
+        now = dict(limits or ())
+        if limits is None:
+            found = 1 << (had - 1).bit_length() if had else MOST_TOKENS  # a power of two, so that there are few different requests
+            now = self._limits or ({LIMITS[0]: found} if found < MOST_TOKENS else {})
+        more = tuple((name, 2 * most) for name, most in now.items())
+        return more if self._with_thinking(more) != (now if limits is None else self._with_thinking(limits)) else ()
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
@@ -364,21 +368,20 @@ JudgeModel = WritingModel | DecidingModel
 """One question to one model: it makes the requests, and reads the answers."""
 
 
-class Done(NamedTuple):
-    """The call has its value, or its final error. ``reply`` is what the answer contained, and ``unread`` why it could not be read."""
+class Step(NamedTuple):
+    """What follows from an answer.
 
-    value: Any
+    Attributes:
+        value: the vote or the error with which the call ends. None if another call must be sent, and there is no error yet.
+        reply: what the answer contained.
+        unread: why the answer could not be read.
+        again: the call that must be sent next, if there is time for it; otherwise None.
+    """
+
+    value: Vote | QRewardError | None
     reply: Reply | None = None
     unread: str = ""
-
-
-class Again(NamedTuple):
-    """Another call must be sent. ``error`` is the final error if there is no time for it; ``reply`` and ``unread`` are as in ``Done``."""
-
-    call: JudgeCall
-    error: QRewardError | None = None
-    reply: Reply | None = None
-    unread: str = ""
+    again: JudgeCall | None = None
 
 
 class JudgeCall(NamedTuple):
@@ -388,8 +391,7 @@ class JudgeCall(NamedTuple):
         key: a digest of everything on which the answer depends.
         reasks: how often it may be sent again.
         answers: number of answers that could not be read.
-        room: the factor by which its limit of tokens is raised; 0 if the server rejects a raised limit.
-        cut_at: tokens of an answer that was cut off, rounded up to a power of two; -1 if they are not known; 0 if none was cut off.
+        limits: the raised limits of tokens; empty if an answer was cut off, and they cannot be raised; None if none was cut off.
         parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
     """
 
@@ -401,13 +403,12 @@ class JudgeCall(NamedTuple):
     reasks: int
     group: object = None
     answers: int = 0
-    room: int = 1
-    cut_at: int = 0
+    limits: Limits | None = None
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
 
 
-def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
+def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
     """Return what follows from an answer or error. ``form`` is the response format in which the request was made."""
     if isinstance(answer, QRewardError):
         return _failed(call, answer, form)
@@ -415,54 +416,51 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
     reply = model.parse(answer)
     if call.rest:
         parts = (*call.parts, reply)
-        return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
+        following = call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:])
+        return Step(None, reply, again=following)
     if call.parts:
         tables = [part.table for part in (*call.parts, reply) if isinstance(part, DecidedReply)]
         reply = DecidedReply(AnswerTable.joined(tables), reply.fingerprint)
     try:
-        return Done(model.vote(reply, swapped=call.swapped), reply)
+        return Step(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
         return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=model.model)
         error.__cause__ = fault.__cause__
-        return Done(_about(call, error), reply)
+        return Step(_about(call, error), reply)
 
 
-def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
+def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
     if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
-        return Again(call, error)
+        return Step(error, again=call)
     inputs = call.inputs
     if isinstance(inputs, DecisionInput) and isinstance(error, BadRequest) and error.status_code is None:
         # more questions than the endpoint takes, which may become known late, so it is divided
         questions, half = inputs.questions, len(inputs.questions) // 2
         if half:
             rest = (inputs._replace(questions=questions[half:]), *call.rest)
-            return Again(call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest), error)
-    if call.room > 1 and isinstance(error, BadRequest):  # the server rejects the raised limit
-        return Again(call._replace(room=0), error)
-    return Done(_about(call, error))
+            return Step(error, again=call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest))
+    if call.limits and isinstance(error, BadRequest):  # the server rejects the raised limit
+        return Step(error, again=call._replace(limits=()))
+    return Step(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Done | Again:
+def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Step:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
     if isinstance(model, DecidingModel):
-        return Done(error, reply, record)
+        return Step(error, reply, record)
     if model.fall_back(form, error, reply):
-        return Again(call, error, reply, record)
-    cut_at = call.cut_at
-    if is_cut and not cut_at:
-        had = usage.completion_tokens if usage is not None else None
-        cut_at = 1 << (had - 1).bit_length() if had else -1  # a power of two, so that there are few different requests
-    grows = is_cut and call.room > 0 and model.has_more_room(call.room, cut_at)
-    if call.reasks <= 0 or (is_cut and call.cut_at and not grows):
-        return Done(error, reply, record)
-    inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut_at=cut_at), error, reply, record)
+        return Step(error, reply, record, call)
+    limits = model.raised(call.limits, None if usage is None else usage.completion_tokens) if is_cut else call.limits
+    if call.reasks <= 0 or (is_cut and call.limits is not None and not limits):
+        return Step(error, reply, record)
+    inputs = model.repeated(call.inputs, reply, reason)
+    return Step(error, reply, record, call._replace(inputs=inputs, reasks=call.reasks - 1, limits=limits))
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

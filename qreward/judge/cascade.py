@@ -30,6 +30,7 @@ from qreward.errors import (
 from qreward.judge.config import JudgeConfig
 from qreward.judge.types import (
     AnyScorer,
+    Closing,
     Item,
     JudgeAnswer,
     Scorer,
@@ -47,19 +48,16 @@ from qreward.progress import start_progress
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 from qreward.runtime import runtime_of
-from qreward.settings.base import Number, Policy, shown, wrong
+from qreward.settings.base import Number, Policy, faults_at, shown, wrong
 
 
 class CascadeConfig(Policy):
     """Holds the settings of a :class:`Cascade`, without the clients.
 
     Args:
-        stages: the scorers, the cheapest first. Each scorer is given as the settings of a judge or as the name of a reward model. A mapping
-            also names the stages.
-        min_confidence: minimum confidence of a final verdict: one number for all stages, or one number for each stage except the last
-            stage.
-        confidence: name of a stage -> ``module:function``. The function takes a verdict and returns its confidence, which replaces the
-            confidence of the verdict.
+        stages: the scorers, as in :class:`Cascade`. Each is given as the settings of a judge or as the name of a reward model.
+        min_confidence: as in :class:`Cascade`.
+        confidence: name of a stage -> ``module:function``, a function from a verdict to its confidence.
 
     Example:
         >>> CascadeConfig(stages=("rm-7b", JudgeConfig(model="judge-70b")), confidence={"rm-7b": "my_rewards:distance"}).min_confidence
@@ -82,7 +80,7 @@ class CascadeConfig(Policy):
             try:
                 read[key] = JudgeConfig.from_content(stage) if isinstance(stage, Mapping) else stage
             except ConfigError as error:
-                faults += [((key, *path), text.removeprefix(f"{'.'.join(map(str, path))}: ")) for path, text in error.faults]
+                faults += faults_at((key,), error)
             if not isinstance(stage, Mapping | JudgeConfig) and not (isinstance(stage, str) and stage.strip()):
                 faults.append(((key,), f"must be the settings of a judge, or the name of a reward model, not {shown(stage)}"))
         if faults:
@@ -148,7 +146,7 @@ def completed(before: Sequence[tuple[str, Outcome]], stage: str, outcome: Outcom
     return replace(outcome, usage=usage, cached=cached, decided_by=inner)
 
 
-class Cascade:
+class Cascade(Closing):
     """Scores responses with several scorers in turn, until one scorer is sure. A cascade is a ``Scorer`` too.
 
     A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
@@ -186,13 +184,12 @@ class Cascade:
         confidence: Confidence | Sequence[Confidence | None] | None = None,
     ) -> None:
         self._given: dict[str, Any] = {"min_confidence": min_confidence, "confidence": confidence}
-        listed = [*stages.values()] if isinstance(stages, Mapping) else [*stages] if isinstance(stages, list | tuple) else []
-        if len(listed) < 2:
+        if not isinstance(stages, Mapping | list | tuple) or len(stages) < 2:
             raise ConfigError(f"stages must be a list of two or more scorers, or a mapping of names to them, not {stages!r}")
-        scorers = [unblocked(stage, "a stage") for stage in listed]
-        names = [*stages] if isinstance(stages, Mapping) else _names(scorers)
-        functions = _each("confidence", confidence, len(scorers) - 1)
-        least = _each("min_confidence", min_confidence, len(scorers) - 1)
+        named = _by_name(stages, lambda stage: unblocked(stage, "a stage"))
+        names = [*named]
+        functions = _each("confidence", confidence, len(names) - 1)
+        least = _each("min_confidence", min_confidence, len(names) - 1)
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"the name of a stage must be a text, not {name!r}")
@@ -205,7 +202,7 @@ class Cascade:
                 raise ConfigError(
                     f"min_confidence of stage {name!r} must be from 0 to 1, as the confidence of a verdict is, not {number:g}"
                 )
-        self._stages = tuple(map(Stage, names, scorers, [*least, None], [*functions, None]))
+        self._stages = tuple(map(Stage, names, named.values(), [*least, None], [*functions, None]))
 
     @classmethod
     def from_config(cls, config: CascadeConfig, make: Callable[[JudgeConfig | str], Scorer]) -> Cascade:
@@ -218,15 +215,13 @@ class Cascade:
         Raises:
             ConfigError: a setting is invalid, or ``confidence`` names a function or a stage that does not exist.
         """
-        given = config.stages
-        scorers = [make(stage) for stage in (given.values() if isinstance(given, Mapping) else given)]
-        names = [*given] if isinstance(given, Mapping) else _names(scorers)
+        stages = _by_name(config.stages, make)
+        early = [*stages][:-1]
         for name in config.confidence:
-            if name not in names[:-1]:
-                raise ConfigError(f"confidence: {name!r} must be one of the stages before the last: {', '.join(map(repr, names[:-1]))}")
+            if name not in early:
+                raise ConfigError(f"confidence: {name!r} must be one of the stages before the last: {', '.join(map(repr, early))}")
         functions = {name: load_object(path, "confidence", "my_rewards:distance") for name, path in config.confidence.items()}
-        confidence = [functions.get(name) for name in names[:-1]] if functions else None
-        return cls(dict(zip(names, scorers, strict=True)), min_confidence=config.min_confidence, confidence=confidence)
+        return cls(stages, min_confidence=config.min_confidence, confidence=[functions.get(name) for name in early])
 
     async def score(
         self,
@@ -322,12 +317,6 @@ class Cascade:
         """Close all stages."""
         for stage in self._stages:
             await stage.scorer.aclose()
-
-    async def __aenter__(self) -> Cascade:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Cascade, {stage.name: stage.scorer for stage in self._stages}, **self._given), ()
@@ -493,19 +482,18 @@ class SyncScorer(BlockingTwin[Scorer]):
     score = blocking(Scorer.score)
     batch_score = blocking(Scorer.batch_score)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SyncScorer, (self._async,)
 
-
-def _names(scorers: Sequence[Any]) -> list[str]:
-    """Return a name for each stage: the name of its model, or of its class. Equal names are numbered."""
-    names: list[str] = []
-    for scorer in scorers:
-        inner = getattr(scorer, "_async", scorer)
-        name = "+".join(models_of(inner)) or type(inner).__name__
-        number = 1 + sum(other == name or other.startswith(f"{name} #") for other in names)
-        names.append(name if number == 1 else f"{name} #{number}")
-    return names
+def _by_name(stages: Sequence[Any] | Mapping[str, Any], make: Callable[[Any], Scorer]) -> dict[str, Scorer]:
+    """Return the scorers that ``make`` makes of stages, by their names: those that are given, or those of the models or classes of the
+    scorers, where equal names are numbered."""
+    if isinstance(stages, Mapping):
+        return {name: make(stage) for name, stage in stages.items()}
+    named: dict[str, Scorer] = {}
+    for scorer in map(make, stages):
+        name = "+".join(models_of(scorer)) or type(scorer).__name__
+        number = 1 + sum(other == name or other.startswith(f"{name} #") for other in named)
+        named[name if number == 1 else f"{name} #{number}"] = scorer
+    return named
 
 
 def _each(what: str, given: Any, count: int) -> Sequence[Any]:

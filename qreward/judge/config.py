@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, field_serializer, field_validator, 
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
-from qreward.judge.rubric import Rubric, rubric_of
+from qreward.judge.rubric import Rubric, read_rubric
 from qreward.judge.spending import Budget
-from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
+from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated
 from qreward.spelling import TYPO, closest, did_you_mean
 
 _QUESTION = "[Question]\n{prompt}\n\n"
@@ -139,8 +139,8 @@ class JudgeConfig(Policy):
             cut off at its token limit, the limit is doubled, up to 16,384.
         finish_reasons: further values of ``finish_reason`` that end a complete answer. An answer with a value that is not known is not
             parsed, and the first of each such value is logged.
-        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
-            that the servers of each model accept.
+        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format that the
+            servers of each model accept. With ``none``, no description of how to answer is appended to a prompt of your own.
         answer: the form of an answer: an example, such as ``"[[5]]"``, ``"[RESULT] 4"`` or ``"Score: 7"``; ``"json"``;
             ``{"pattern": ...}``, a regular expression with one group, which holds the value; ``{"function": "module:name"}``; or
             ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON.
@@ -204,17 +204,7 @@ class JudgeConfig(Policy):
             raise ValueError(f"cannot be {value!r}, which is judged; name the field that holds the rubric")
         return value
 
-    @field_validator("rubric", mode="before")
-    @classmethod
-    def _loaded(cls, value: object) -> object:
-        if value is None:
-            return None
-        if isinstance(value, str | Path):
-            return Rubric.load(value)
-        try:
-            return rubric_of(value)
-        except ConfigError as error:
-            raise wrong(*error.faults) from None
+    _loaded = field_validator("rubric", mode="before")(read_rubric)
 
     @field_serializer("rubric")
     def _as_settings(self, value: Rubric | None) -> list[dict[str, Any]] | None:
@@ -259,11 +249,6 @@ _OTHERS = ("client", "score", "owns_client", "hedge", "extra_headers", "extra_bo
 _NAMES = (*JudgeConfig.model_fields, *_OTHERS)
 _INSTEAD = {
     "n": "use samples",
-    "stream": "leave it out",
-    "timeout": "give it with each call",
-    "deadline": "give it with each batch",
-    "priority": "give it with each call",
-    "tenant": "give it with each call",
     "params": "give parameters by their names, such as temperature=0, or Judge(..., **params)",
     "config": "use Judge.from_config(client, config)",
 }

@@ -26,7 +26,7 @@ from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses
 from qreward.judge.requests import Builders, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
-from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
+from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
@@ -39,7 +39,7 @@ _PASSED_ON = JudgeConfig.model_fields.keys() - {"prompt", "pair_prompt", "verdic
 PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 
 
-class Judge:
+class Judge(Closing):
     """Scores responses with one or more LLM judges.
 
     Each model is asked about each item, and the answer is parsed into a verdict with a score. A judge can be created without a running
@@ -53,15 +53,10 @@ class Judge:
             templates; or a function from an item's fields to messages.
         verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
             required field that is a number or a bool.
-        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, calibration: as in
-            :class:`~qreward.judge.config.JudgeConfig`.
-        budget, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
-        answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
-            the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
-            an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
-        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.config.PRESETS`.
-        response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
-            description of how to answer, so the prompt must contain a description.
+        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, response_format,
+            preset, calibration, budget, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        answer: as in :class:`~qreward.judge.config.JudgeConfig`; or a pattern with one group, which holds the value; or a function from
+            the text of an answer to its value, an instance of ``verdict``, or None for no verdict.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
             reject an answer.
         owns_client: True if the client is closed when this judge is closed.
@@ -247,13 +242,7 @@ class Judge:
 
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
-            options: as in :meth:`batch_score`.
-
-        Returns:
-            The results, as :meth:`batch_score` returns them.
-
-        Raises:
-            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
+            options: as in :meth:`batch_score`, which also describes the results and errors.
         """
         return await self._many(pairs, options, pairs=True)
 
@@ -373,12 +362,6 @@ class Judge:
         if self._given["owns_client"]:
             await self._client.aclose()
 
-    async def __aenter__(self) -> Judge:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {name: getattr(self._config, name) for name in self._config.model_fields_set - {"params"}}
         return partial(Judge, self._client, **settings, **self._config.params, **self._given), ()
@@ -430,10 +413,9 @@ class Judge:
 
 
 class SyncJudge(BlockingTwin[Judge]):
-    """Judges as :class:`Judge` does, with methods that block.
+    """Judges as :class:`Judge` does, with the same settings, results and errors, but with methods that block.
 
-    The settings, results and errors are the same as for :class:`Judge`. A background thread does the work, reads the input of a batch and
-    calls ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
+    A background thread does the work; :class:`SyncQRewardClient` describes it.
 
     Args:
         client: the client that sends the requests.
@@ -454,7 +436,9 @@ class SyncJudge(BlockingTwin[Judge]):
         cls, client: SyncQRewardClient | QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False
     ) -> SyncJudge:
         """Create a judge from its settings. See :meth:`Judge.from_config`."""
-        return _blocking(Judge.from_config(_async_client(client), config, owns_client=owns_client))
+        twin = cls.__new__(cls)
+        twin._async = Judge.from_config(_async_client(client), config, owns_client=owns_client)
+        return twin
 
     score = blocking(Judge.score)
     compare = blocking(Judge.compare)
@@ -462,15 +446,6 @@ class SyncJudge(BlockingTwin[Judge]):
     batch_compare = blocking(Judge.batch_compare)
     rank = blocking(Judge.rank)
     batch_rank = blocking(Judge.batch_rank)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _blocking, (self._async,)
-
-
-def _blocking(judge: Judge) -> SyncJudge:
-    twin = SyncJudge.__new__(SyncJudge)
-    twin._async = judge
-    return twin
 
 
 def _async_client(client: SyncQRewardClient | QRewardClient) -> QRewardClient:

@@ -17,9 +17,9 @@ from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
-from qreward.judge.calls import Again, Done, JudgeCall, evaluate
+from qreward.judge.calls import JudgeCall, Step, evaluate
 from qreward.judge.spending import Spending
-from qreward.judge.types import JudgeAnswer, one_by_one
+from qreward.judge.types import JudgeAnswer, Vote, one_by_one
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
 from qreward.scheduler.failure_policy import unanswered
@@ -47,12 +47,12 @@ class Calling(NamedTuple):
     pools: Mapping[str, Pool]
     batch: ItemBatch | None = None
 
-    def keep(self, call: JudgeCall, step: Done | Again, endpoint: str) -> None:
+    def keep(self, call: JudgeCall, step: Step, endpoint: str) -> None:
         """Record the weights that have answered a call, and store the answer in the cache if it could be read."""
         assert step.reply is not None
         self.calibrator.note(step.reply.fingerprint)
         if self.cache is not None:
-            key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
+            key = call.key if isinstance(step.value, Vote) else None
             self.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint, step.reply, key))
 
 
@@ -256,10 +256,10 @@ class ItemCalls(Waiter):
         self.usage = paid if self.usage is None else added(self.usage, paid)
         self.sent, self.trail, self.endpoint = True, self.trail + trail, endpoint or self.endpoint
         trail = task.earlier + trail
-        if isinstance(step, Again) and clock() < self.latest():
-            self._send(place, step.call, trail, again=True)
+        if step.again is not None and clock() < self.latest():
+            self._send(place, step.again, trail, again=True)
             return
-        value = (step.error or self.late()) if isinstance(step, Again) else step.value
+        value = self.late() if step.value is None else step.value
         if isinstance(value, RequestTimeout) and common.batch is None and task.deadline < self.latest():
             self._send(place, call, trail, again=True)  # for the items whose time is not over
             return
@@ -463,10 +463,7 @@ class ItemBatch(BatchWaiter):
 
     def _drop(self, item: ItemCalls) -> None:
         del self._live[item]
-        item.stop()
-        item.done, item.sender = True, None
-        if item.timer is not None:
-            item.timer.cancel()
+        item.leave()
         if item.ended is not None:
             item.ended.cancel()
 
@@ -487,8 +484,9 @@ class ItemBatch(BatchWaiter):
                 self._drop(item)
 
 
-async def fill(items: Iterable[ItemCalls], cache: Cache) -> None:
-    """Fill in the outcomes of calls whose answers are in the cache."""
+async def fill(given: Iterable[ItemCalls | Any], cache: Cache) -> None:
+    """Fill in the outcomes of calls whose answers are in the cache. Invalid items and groups are left as they are."""
+    items = [item for item in given if isinstance(item, ItemCalls)]
     found = await cache.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
     for item in items:
         for place, call in enumerate(item.calls):
@@ -499,19 +497,21 @@ async def fill(items: Iterable[ItemCalls], cache: Cache) -> None:
 async def with_votes(items: Iterable[Any] | AsyncIterable[Any], read: Callable[[Any], Any], cache: Cache) -> AsyncIterator[Any]:
     """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``LOOKED_UP`` items together, or one
     by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
-    most, failure, ended = 1 if isinstance(items, AsyncIterable) else LOOKED_UP, None, False
+    most = 1 if isinstance(items, AsyncIterable) else LOOKED_UP
+    chunk: list[Any] = []
+    failure = None
     async with aclosing(one_by_one(items)) as inputs:
-        while not ended:
-            chunk: list[Any] = []
-            try:
-                while len(chunk) < most:
-                    chunk.append(read(await anext(inputs)))
-            except StopAsyncIteration:
-                ended = True
-            except Exception as error:
-                ended, failure = True, error
-            await fill([item for item in chunk if isinstance(item, ItemCalls)], cache)
-            for item in chunk:
-                yield item
+        try:
+            async for item in inputs:
+                chunk.append(read(item))
+                if len(chunk) == most:
+                    await fill(chunk, cache)
+                    while chunk:
+                        yield chunk.pop(0)
+        except Exception as error:
+            failure = error
+    await fill(chunk, cache)
+    for item in chunk:
+        yield item
     if failure is not None:
         raise failure

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Se
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
-from math import ceil, log2, sqrt
+from math import ceil, comb, log2, sqrt
 from operator import mul
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
@@ -98,26 +98,22 @@ def _inverse(matrix: Matrix) -> Matrix:
     return inverse
 
 
-def pairs_of(size: int) -> int:
-    return size * (size - 1) // 2
-
-
 def budget_of(size: int, comparisons: int | None) -> int:
     """Return the number of pairs to compare: what the caller wants, or about the number that a sort needs, or all."""
     if comparisons is None:
-        return min(pairs_of(size), ceil(size * log2(size))) if size > 1 else 0
+        return min(comb(size, 2), ceil(size * log2(size))) if size > 1 else 0
     if type(comparisons) is not int:
         raise ConfigError(f"comparisons must be a whole number of pairs, or None for about n log2 n, not {comparisons!r}")
     if comparisons < size - 1:
         raise ConfigError(
             f"comparisons must be at least {size - 1} to connect {size} different responses, not {comparisons}; None takes about n log2 n"
         )
-    return min(pairs_of(size), comparisons)
+    return min(comb(size, 2), comparisons)
 
 
 def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[IndexPair, float]) -> list[IndexPair]:
     """Return the pairs to compare in the next round; empty if the budget is spent."""
-    if not asked and left >= pairs_of(size):
+    if not asked and left >= comb(size, 2):
         return list(combinations(range(size), 2))
     if not asked:
         return list(pairwise(range(size)))

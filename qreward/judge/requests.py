@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple
@@ -207,7 +207,10 @@ class RequestBuilder:
 
 
 class Builders:
-    """Makes the request builders of one judge on first use, and keeps them. They share the prompts and what is known of the models."""
+    """Makes the request builders of one judge on first use, and keeps them. They share the prompts and what is known of the models.
+
+    ``get`` returns the builder for these ``limits``, of single responses or of ``pairs``.
+    """
 
     def __init__(
         self,
@@ -219,9 +222,8 @@ class Builders:
     ) -> None:
         self.config, self.parser, self.calibrate, self._given, self._decide = config, parser, calibrate, given, decide
         self._formats = {model: AnswerFormat(config.response_format) for model in config.model}
-        self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
-        self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
-        self._lock = threading.Lock()
+        self.get: Callable[..., RequestBuilder] = cache(partial(RequestBuilder, self))
+        self._prompt: Callable[..., ItemPrompt] = cache(self._make_prompt)
         self.written: Limits = (0,) * len(config.model)
         self._point: SingleQuestion | None = None
         if config.method != "write":
@@ -241,21 +243,15 @@ class Builders:
         if given["pair_prompt"] is not None:
             self.get(self.written, pairs=True)  # so that an invalid pair_prompt raises now
 
-    def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
-        with self._lock:
-            key = pairs, limits
-            if key not in self._made:
-                self._made[key] = RequestBuilder(self, limits, pairs=pairs)
-            return self._made[key]
+    def _make_prompt(self, *, pairs: bool, apart: bool) -> ItemPrompt:
+        return ItemPrompt(self._given["pair_prompt" if pairs else "prompt"], self.config, pairs=pairs, apart=apart)
 
     def questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
         into requests with at most ``most`` decisions."""
         config, given, form = self.config, self._given, self._formats[model]
         apart = bool(most) or not (rubric is None or pairs)
-        if (pairs, apart) not in self._prompts:
-            self._prompts[pairs, apart] = ItemPrompt(given["pair_prompt" if pairs else "prompt"], config, pairs=pairs, apart=apart)
-        prompt = self._prompts[pairs, apart]
+        prompt = self._prompt(pairs=pairs, apart=apart)
         if not apart:
             parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self.parser
             return prompt, [WritingModel(model, parser, config, form, rubric, told=prompt.tells)]

@@ -16,7 +16,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
-from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, Vote, check_batch_options
+from qreward.judge.types import Closing, Item, JudgeAnswer, Scorer, Verdict, Vote, check_batch_options
 from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
 from qreward.results import BatchResult, Result, Usage
@@ -27,7 +27,7 @@ from qreward.settings.policies import Priority
 _OPTIONS = ("extra_headers", "extra_body", "hedge")
 
 
-class RewardModelScorer:
+class RewardModelScorer(Closing):
     """Scores responses with a reward model. The scores of the verdicts come from ``client.score``.
 
     A scorer can be created without a running event loop, used from several event loops and threads, and pickled.
@@ -99,12 +99,7 @@ class RewardModelScorer:
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
         """Score many responses. Several items share one HTTP request if the server accepts lists.
 
-        Args:
-            items: as in :meth:`Judge.batch_score`.
-            options: as in :meth:`Judge.batch_score`.
-
-        Raises:
-            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`QRewardClient.batch_score`.
+        The items, options, results and errors are those of :meth:`Judge.batch_score`.
         """
         check_batch_options(options)
         on_result, keep = callback("on_result", options.get("on_result")), options.get("keep_results", True)
@@ -139,12 +134,6 @@ class RewardModelScorer:
         """Close the client, if the scorer owns it."""
         if self._owns_client:
             await self._client.aclose()
-
-    async def __aenter__(self) -> RewardModelScorer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {"range": self._range, "owns_client": self._owns_client, **self._params}

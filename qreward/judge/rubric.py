@@ -6,7 +6,7 @@ This module defines values only. It must not import models or requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Option, Question, Score, YesNo
-from qreward.errors import BadRequest, ConfigError, Fault
+from qreward.errors import BadRequest, ConfigError
 from qreward.judge.types import CriterionResult, CriterionResults
-from qreward.settings.base import Number, Policy, repeated, with_faults
+from qreward.settings.base import Number, Policy, explain, faults_at, repeated, with_faults, wrong
 from qreward.settings.files import read_settings
 
 MOST_CHOICES = 20
@@ -69,10 +69,14 @@ class Criterion(Policy):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_mapping(cls, data: object) -> object:
-        if not isinstance(data, Mapping | Criterion):
+    def _named(cls, data: object) -> object:
+        if isinstance(data, Criterion):
+            return data
+        given = {"instructions": data} if isinstance(data, str) else data
+        if not isinstance(given, Mapping):
             raise ValueError(f"must be a mapping with name and instructions, not {type(data).__name__}")
-        return data
+        given = {name: value for name, value in given.items() if value is not None}  # tables have None for what a criterion has not
+        return {"name": given["instructions"], **given} if "instructions" in given else given
 
     @field_validator("levels", mode="before")
     @classmethod
@@ -193,11 +197,11 @@ class Rubric:
 
     def __init__(self, criteria: Sequence[Criterion]) -> None:
         if not isinstance(criteria, Sequence) or not criteria or not all(isinstance(each, Criterion) for each in criteria):
-            raise ConfigError("Rubric: criteria must be a list with at least one Criterion; for settings use Rubric.load")
+            raise ConfigError("criteria must be a list with at least one Criterion; for settings use Rubric.load")
         if name := repeated(each.name for each in criteria):
-            raise ConfigError(f"Rubric: the name {name!r} is there twice; criteria need names that differ")
+            raise ConfigError(f"the name {name!r} is there twice; criteria need names that differ")
         if not any(each.weight > 0 for each in criteria):
-            raise ConfigError("Rubric: no criterion has a positive weight, so every score would be 0; give at least one a positive weight")
+            raise ConfigError("no criterion has a positive weight, so every score would be 0; give at least one a positive weight")
         object.__setattr__(self, "criteria", tuple(criteria))
 
     def settings(self) -> list[dict[str, Any]]:
@@ -247,9 +251,9 @@ class Rubric:
         """Make a rubric from settings.
 
         Args:
-            source: a list of mappings with the arguments of :class:`Criterion`; or a mapping from the name of each criterion to its other
-                arguments or its instructions; or the path of a YAML, JSON or TOML file with such a list or mapping under the key
-                ``rubric``. A ``Rubric`` is returned unchanged.
+            source: a list of mappings with the arguments of :class:`Criterion`, or of their instructions, which are then their names too;
+                or a mapping from the name of each criterion to its other arguments or its instructions; or the path of a YAML, JSON or
+                TOML file with such a list or mapping under the key ``rubric``. A ``Rubric`` is returned unchanged.
 
         Raises:
             ConfigError: the settings are invalid or cannot be read. The message names the file and the setting.
@@ -259,20 +263,14 @@ class Rubric:
             >>> [each.name for each in rubric.criteria]
             ['right', 'clear']
         """
-        if not isinstance(source, str | Path):
-            try:
-                return rubric_of(source)
-            except ConfigError as error:
-                raise with_faults(error.faults, lambda path: f"Rubric: {_at(path)}") from None
-        content, place = read_settings(source, empty="it must hold a rubric", known="with the key rubric")
-        if content.keys() != {"rubric"}:
-            others = ", ".join(map(repr, sorted(content))) or "none"
-            raise ConfigError(f"{place}: must have one key, rubric, with a list of criteria, not {others}")
+        place = None
+        content: Mapping[str, Any] = {"rubric": source}
+        if isinstance(source, str | Path):
+            content, place = read_settings(source, empty="it must hold a rubric", known="with the key rubric")
         try:
-            return rubric_of(content["rubric"])
+            return _RubricFile.from_content(content).rubric
         except ConfigError as error:
-            paths = [(("rubric", *path), text) for path, text in error.faults]
-            raise place.named(with_faults([(path, _at(path) + text) for path, text in paths], lambda _: "")) from None
+            raise (with_faults(error.faults, lambda _: "") if place is None else place.named(error)) from None
 
 
 _BULLET = re.compile(r"\s*(?:[-*\u2022]|\d+[.)])\s+")
@@ -297,55 +295,43 @@ def rubric_of_item(value: object) -> Rubric:
             raise BadRequest(f"{others[0]!r} beside 'criteria' is not known; a rubric has only criteria")
         value = value["criteria"]
     try:
-        return rubric_of([*map(_with_name, value)] if isinstance(value, list | tuple) else value)
+        return rubric_of(value)
     except ConfigError as error:
         raise BadRequest(str(error).replace("\n", "; ")) from None
 
 
-def _with_name(settings: object) -> object:
-    if isinstance(settings, str):
-        return {"name": settings, "instructions": settings}
-    if not isinstance(settings, Mapping):
-        return settings
-    given = {name: value for name, value in settings.items() if value is not None}  # tables have None for what a criterion has not
-    return {"name": given["instructions"], **given} if "instructions" in given else given
-
-
 def rubric_of(source: object) -> Rubric:
-    """Return the rubric in settings that are not a file. Raises ``ConfigError`` with all faults: their paths, and texts without paths."""
+    """Return the rubric in settings that are not a file. Raises ``ConfigError`` with all faults and their paths."""
     if isinstance(source, Rubric):
         return source
-    entries: Iterable[tuple[Any, Any]]
-    if isinstance(source, Mapping):
-        entries = [(str(name), _named(str(name), settings)) for name, settings in source.items()]
-    elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
-        entries = enumerate(source)
-    else:
-        kind = type(source).__name__
-        raise with_faults([((), f"must be a list of criteria, a mapping from their names, or the path of a file, not {kind}")], _at)
-    criteria: list[Criterion] = []
-    faults: list[Fault] = []
-    for key, settings in entries:
-        if isinstance(source, Mapping) and isinstance(settings, Mapping) and settings.get("name") != key:
-            faults.append(((key, "name"), "differs from the key, which is the name of the criterion; leave it out"))
-            continue
-        try:
-            criteria.append(Criterion.from_content(settings))
-        except ConfigError as error:
-            faults += [((key, *path), text.removeprefix(_at(path))) for path, text in error.faults]
-    if faults:
-        raise with_faults(faults, _at)
     try:
-        return Rubric(criteria)
+        if isinstance(source, Mapping):
+            settings = {str(name): {"instructions": each} if isinstance(each, str) else each for name, each in source.items()}
+            named = {name: {"name": name, **each} if isinstance(each, Mapping) else each for name, each in settings.items()}
+            criteria = _BY_NAME.validate_python(named)
+            if other := [name for name, each in criteria.items() if each.name != name]:
+                raise wrong(((other[0], "name"), "differs from the key, which is the name of the criterion; leave it out"))
+            return Rubric([*criteria.values()])
+        if isinstance(source, Sequence) and not isinstance(source, str | bytes):
+            return Rubric(_IN_ORDER.validate_python([*source]))
+    except ValidationError as error:
+        raise with_faults(explain(error, Criterion).faults, lambda _: "") from None
+    kind = type(source).__name__
+    raise ConfigError(f"must be a list of criteria, a mapping from their names, or the path of a file, not {kind}")
+
+
+_IN_ORDER, _BY_NAME = TypeAdapter(list[Criterion]), TypeAdapter(dict[str, Criterion])
+
+
+def read_rubric(value: object) -> object:
+    """Return the rubric in the value of a setting, or None."""
+    if value is None:
+        return None
+    try:
+        return Rubric.load(value) if isinstance(value, str | Path) else rubric_of(value)
     except ConfigError as error:
-        raise with_faults([((), str(error).removeprefix("Rubric: "))], _at) from None
+        raise wrong(*faults_at((), error)) from None
 
 
-def _named(name: str, settings: object) -> object:
-    if isinstance(settings, str):
-        return {"name": name, "instructions": settings}
-    return {"name": name, **settings} if isinstance(settings, Mapping) else settings
-
-
-def _at(path: Sequence[str | int]) -> str:
-    return f"{'.'.join(map(str, path))}: " if path else ""
+class _RubricFile(Policy):
+    rubric: Annotated[Rubric, BeforeValidator(read_rubric)]

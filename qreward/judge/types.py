@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
 
 from qreward.decisions import Option
 from qreward.engine.portal import BlockingTwin
@@ -252,6 +253,18 @@ class Scorer(Protocol):
 
     async def aclose(self) -> None:
         """Release the scorer's resources."""
+
+
+class Closing(AbstractAsyncContextManager[Any]):
+    """Closes the object at the end of ``async with``."""
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 def check_batch_options(options: Mapping[str, Any]) -> None:

@@ -198,6 +198,16 @@ def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
     return ValidationError.from_exception_data("settings", details)
 
 
+def faults_at(at: tuple[str | int, ...], error: ConfigError) -> list[Fault]:
+    """Return the faults of inner settings, whose path is ``at``, for :func:`wrong`: with their whole paths, and texts without paths."""
+    found: list[Fault] = []
+    for path, text in error.faults or [((), str(error))]:
+        for known in (path, path[:-1]):  # the text on an unknown setting begins with the path of what has it
+            text = text.removeprefix(f"{'.'.join(map(str, known))}: ")  # noqa: PLW2901
+        found.append(((*at, *path), text))
+    return found
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
     """Return a validation error as a ``ConfigError`` with one line per fault."""
     details = error.errors()

@@ -178,8 +178,6 @@ async def test_a_calibration_for_another_judge_is_an_error_that_names_what_diffe
         said = [(await refusal(lambda more=more: judge(**more)), words) for more, words in table]  # type: ignore[misc]
         assert [each for each in said if f"was made for another judge; what differs: {each[1]}. Calibrate this judge" not in each[0]] == []
         assert [more for more in fine if await refusal(lambda more=more: judge(temperature=0, **more))] == []  # type: ignore[misc]
-        assert calibration.changed(judge(temperature=0)) == ()
-        assert calibration.changed(Judge(client, model="judge-7b", scale=(0, 9))) == ("temperature",)
     assert "sk-1" not in calibration.model_dump_json()
 
 
@@ -210,11 +208,9 @@ async def test_other_weights_are_said_in_the_log_once(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "qreward"):
         async with judge_over(JudgeBackend(of_weights("step-1")), **settings(calibration=calibration)) as judge:
             await judge.batch_score([("q", f"a{number}") for number in range(5)])
-            assert calibration.changed(judge) == ()
         assert caplog.messages == []
         async with judge_over(JudgeBackend(of_weights("step-2")), **settings(calibration=calibration)) as judge:
             await judge.batch_score([("q", f"a{number}") for number in range(5)])
-            assert calibration.changed(judge) == ("weights",)
         async with judge_over(JudgeBackend(of_weights("step-2", "step-3")), **settings(calibration=calibration)) as judge:
             await judge.batch_score([("q", f"a{number}") for number in range(5)])
             assert len(judge.identity.weights) == 2

@@ -42,7 +42,7 @@ def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> No
     for given, criteria in good:
         assert rubric_of_item(given) == Rubric(criteria), given
     bad: tuple[tuple[Any, str], ...] = (
-        ([{**RIGHT, "wight": 2}, {"name": "x"}], r"0.wight: .*weight.*; 1.instructions: "),
+        ([{**RIGHT, "wight": 2}, {"name": "x"}], r"^0: unknown setting 'wight'; did you mean 'weight'\?; 1.instructions: "),
         ([{**RIGHT, "weight": "much"}], r"0.weight: must be a valid number"),
         ("[1, ", "it begins like JSON, but is not JSON"),
         ({"criteria": [RIGHT], "id": 3}, "'id' beside 'criteria'"),

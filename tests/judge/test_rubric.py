@@ -163,7 +163,8 @@ def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path) -> None
     path.write_text("rubric:\n  - name: a\n    instructions: x\n  - name: b\n    instructions: y\n    weight: lots\n")
     with pytest.raises(ConfigError, match=r"r\.yaml, line 6: rubric\.1\.weight \(of 'b'\): must be a valid number, not 'lots'"):
         Rubric.load(path)
-    for content, wanted in (("rubrik:\n  a: x\n", "must have one key, rubric"), ("- name: a\n", "must be a mapping"), ("", "is empty")):
+    unknown = "unknown setting 'rubrik'; did you mean 'rubric'"
+    for content, wanted in (("rubrik:\n  a: x\n", unknown), ("- name: a\n", "must be a mapping"), ("", "is empty")):
         path.write_text(content)
         with pytest.raises(ConfigError, match=wanted):
             Rubric.load(path)

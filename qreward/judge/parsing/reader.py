@@ -19,6 +19,7 @@ from qreward.judge.parsing.text import (
     SCORE,
     WIDE,
     Sentence,
+    any_word,
     choice_of,
     number_of,
     plain_number,
@@ -26,8 +27,8 @@ from qreward.judge.parsing.text import (
     sentences,
     shown,
     spellings,
+    vocabulary,
 )
-from qreward.judge.parsing.vocabulary import any_word, vocabulary
 
 _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
 """Labels that may also name the result of the task. These labels never introduce a verdict, even if the deciding field has such a name."""

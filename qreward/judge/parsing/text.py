@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from qreward.judge.parsing.quotes import GAP, Unreadable
-from qreward.judge.parsing.vocabulary import any_word, vocabulary
 
 Scale = tuple[float, float]
 
@@ -87,6 +88,24 @@ def choice_of(word: str, values: Mapping[str, Any]) -> Any:
     if len(found) != 1:  # none, if "t\u0131e" matches "tie" because case is ignored
         raise Unreadable("The answer writes a choice in other letters.")
     return found[0]
+
+
+# The words in eight languages, from ``vocabulary.toml``.
+
+_TABLES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
+_WITHOUT_SPACES = ("zh", "ja", "ko")
+"""Languages that put no spaces between words, or join endings to them."""
+
+
+def vocabulary(notion: str) -> str:
+    """Return a part of a regular expression that matches the words of a table."""
+    table = {language: text.replace("\n", "") for language, text in _TABLES[notion].items()}
+    spaced = "|".join(text for language, text in table.items() if language not in _WITHOUT_SPACES)
+    return "|".join([rf"\b(?:{spaced})\b", *(text for language, text in table.items() if language in _WITHOUT_SPACES)])
+
+
+def any_word(*parts: str) -> re.Pattern[str]:
+    return re.compile("|".join(parts), re.IGNORECASE | re.MULTILINE)
 
 
 # Sentences.

@@ -65,7 +65,7 @@ class FileLedger:
         self._path, self._clock = (path or directory()) / f"{key}-{LAYOUT}", clock
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Ledger).decode
-        self._members: dict[str, int] = {}  # member -> its locked file
+        self._files: dict[Path, int] = {}  # the open files: the ledger, and the locked file of each member
         self._serial = 0
 
     def renew(self, member: str, request: RenewRequest) -> RenewReply:
@@ -77,53 +77,58 @@ class FileLedger:
             with self.locked(member) as (now, ledger):
                 ledger.leave(now, member, request)
         finally:
-            if member in self._members:
-                self._file_of(member).unlink(missing_ok=True)
-                self._release(member)
+            path = self._file_of(member)
+            if path in self._files:
+                path.unlink(missing_ok=True)
+                self._close(path)
 
     @contextmanager
     def locked(self, member: str) -> Iterator[tuple[float, Ledger]]:
         """Lock the ledger, and yield the time and the ledger. The ledger is written back if the body raises nothing."""
-        make_private(self._path.parent)
-        file = self._open_locked()
+        file = self._lock()
         try:
             now = self._clock()
             ledger = self._read(file, now)
-            if member not in self._members or not self._file_of(member).exists():
-                self._release(member)  # if its file was deleted
-                self._members[member] = _open(self._file_of(member))
-                _try_lock(self._members[member])
+            _try_lock(self._opened(self._file_of(member)))
             for other in ledger.silent(now):
                 if self._has_died(other):
                     ledger.remove_dead(now, other)
             yield now, ledger
             self._write(file, ledger)
         finally:
-            os.close(file)
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close all files. If a forked child calls this, the locks of the parent stay."""
-        for member in list(self._members):
-            self._release(member)
+        for path in list(self._files):
+            self._close(path)
 
     def __del__(self) -> None:
         self.close()
 
-    def _release(self, member: str) -> None:
-        file = self._members.pop(member, None)
+    def _close(self, path: Path) -> None:
+        file = self._files.pop(path, None)
         if file is not None:
             os.close(file)
 
     def _file_of(self, member: str) -> Path:
-        return self._path.with_name(f"{self._path.name}.{member}")
+        return Path(f"{self._path}.{member}")
 
-    def _open_locked(self) -> int:
+    def _opened(self, path: Path) -> int:
+        """Return the open file of a path. If the file was deleted, other processes use a new one, and this process opens the new one."""
+        file = self._files.get(path)
+        if file is None or not os.fstat(file).st_nlink:
+            self._close(path)
+            make_private(path.parent)
+            file = self._files[path] = _open(path)
+        return file
+
+    def _lock(self) -> int:
         until = time.monotonic() + PATIENCE
         while True:
-            file = _open(self._path)
-            if _try_lock(file) and os.fstat(file).st_nlink:  # if it was deleted meanwhile, other processes use a new one
+            file = self._opened(self._path)
+            if _try_lock(file) and os.fstat(file).st_nlink:  # it may have been deleted before it was locked
                 return file
-            os.close(file)
             if time.monotonic() > until:
                 raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
             time.sleep(0.001)
@@ -156,7 +161,7 @@ class FileLedger:
     def _has_died(self, member: str) -> bool:
         """Return whether the process of a member has ended. If so, remove the member's file. A file that is missing says nothing."""
         path = self._file_of(member)
-        if member in self._members or not path.exists():
+        if path in self._files or not path.exists():
             return False
         file = _open(path)
         try:

@@ -62,9 +62,23 @@ class RenewReply(msgspec.Struct, array_like=True):
     permits: Grant | None = None
 
 
-def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount."""
-    edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
+def largest_share(amount: float, wants: Iterable[float]) -> float:
+    """Return the largest share if an amount is divided by max-min fairness, or inf if the amount is enough for all."""
+    rest = sorted(wants)
+    for number, want in zip(range(len(rest), 0, -1), rest, strict=True):
+        if want * number >= amount:
+            return amount / number
+        amount -= want
+    return inf
+
+
+def water_level(amount: float, vessels: list[tuple[float, float]]) -> float:
+    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
+
+    Each vessel has the height of its bottom, and the height of its walls. The bottoms of :func:`largest_share` are level.
+    """
+    edges = [(bottom, 1) for bottom, _ in vessels] + [(bottom + room, -1) for bottom, room in vessels]
+    edges.sort()
     width = 0
     for (height, change), (above, _) in pairwise(edges):
         width += change
@@ -93,18 +107,13 @@ class Account(msgspec.Struct, array_like=True):
         """The amount that the member wants in addition to ``out``."""
         return max(0.0, self.need.want - self.out)
 
-    @property
-    def least(self) -> float:
-        """The smallest amount that is useful to the member."""
-        return min(self.need.least, self.want)
-
 
 class Quota(msgspec.Struct, array_like=True):
     limit: float = inf  # the smallest limit that a member has configured
     accounts: dict[str, Account] = {}  # account of each member
 
     def _limit(self, member: str, need: Demand) -> None:
-        self.limit = min(need.limit, *(each.need.limit for name, each in self.accounts.items() if name != member), inf)
+        self.limit = min([need.limit, *(each.need.limit for name, each in self.accounts.items() if name != member)])
 
 
 class WindowQuota(Quota, array_like=True):
@@ -129,7 +138,7 @@ class WindowQuota(Quota, array_like=True):
         self._advance(now, begun)
         self.report(now, member, need)
         total = self.rate * MINUTE
-        share = water_level(total, ((0.0, account.need.rate) for account in self.accounts.values()))
+        share = largest_share(total, [account.need.rate for account in self.accounts.values()])
         return Grant(self.limit, min(total, need.rate, share), self.grant(now, member))
 
     def _advance(self, now: float, begun: float) -> None:
@@ -155,7 +164,8 @@ class WindowQuota(Quota, array_like=True):
         waited, last = account.want > 0, account.need
         used, returned = max(0.0, need.spent - last.spent), max(0.0, need.returned - last.returned)
         self._use(now, used)
-        self._refund(returned)
+        if returned:
+            self._refund(returned)
         left = max(0.0, need.left)
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
@@ -167,18 +177,23 @@ class WindowQuota(Quota, array_like=True):
     def grant(self, now: float, member: str) -> float:
         """Grant a member its fair part of the credit, or the smallest amount that is useful to it. Returns this amount."""
         account = self.accounts[member]
-        if not account.want:
+        want = account.want
+        if not want:
             return 0.0
-        waiting = {name: other for name, other in self.accounts.items() if other.want and now <= other.at + FRESH}
-        self.clock = max(self.clock, min(other.served for other in waiting.values()))
-        credit, room, least = self.credit, self.limit - self.counted(), min(account.least, self.limit)
-        level = water_level(min(credit, room), ((other.served, other.want) for other in waiting.values()))
-        part = min(account.want, max(0.0, level - account.served))
+        waiting = [
+            (other.served, name, other.want, other.need.least)
+            for name, other in self.accounts.items()
+            if other.need.want > other.out and now <= other.at + FRESH
+        ]
+        self.clock = max(self.clock, min(waiting)[0])
+        credit, room, least = self.credit, self.limit - self.counted(), min(account.need.least, want, self.limit)
+        level = water_level(min(credit, room), [(served, wanted) for served, _, wanted, _ in waiting])
+        part = min(want, max(0.0, level - account.served))
         if self.whole:
             part = floor(part + HAIR)
         if part < least:
             turn = account.served, member
-            ahead = sum(min(other.least, self.limit) for name, other in waiting.items() if (other.served, name) < turn)
+            ahead = sum(min(useful, wanted, self.limit) for served, name, wanted, useful in waiting if (served, name) < turn)
             enough = min(least, 1.0 if self.whole else self.rate)  # a large amount is granted in advance
             is_there = credit - ahead >= enough - HAIR * least and room - ahead >= least - HAIR * self.limit
             part = least if is_there else 0.0
@@ -231,7 +246,7 @@ class PermitPool(Quota, array_like=True):
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: min(account.need.rate, self.limit) for name, account in self.accounts.items()}
-        level = water_level(self.limit, ((0.0, want) for want in wants.values()))
+        level = largest_share(self.limit, wants.values())
         if wants[member] <= level:
             return wants[member]
         level = floor(level + HAIR)

@@ -86,7 +86,7 @@ def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Cloc
 def test_a_member_that_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clock) -> None:
     transport = FileLedger(KEY, place, clock)
     transport.renew("a", asked())
-    assert open_files(place) == 1, "the member's file"
+    assert open_files(place) == 2, "the ledger and the member's file"
     assert len(list(place.iterdir())) == 2
     transport.leave("a", asked())
     transport.close()
@@ -114,7 +114,7 @@ def test_two_closes_at_the_same_time_close_every_file_once(place: Path, clock: C
     with monkeypatch.context() as patch:
         patch.setattr(os, "close", close_again)
         transport.close()
-    assert len(closed) == len(set(closed)) == 2, "the members' files"
+    assert len(closed) == len(set(closed)) == 3, "the ledger and the members' files"
 
 
 def test_a_member_that_leaves_takes_its_own_file_away_even_if_the_ledger_cannot_be_written(

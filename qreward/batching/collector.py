@@ -13,7 +13,6 @@ from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-from qreward.batching.settings import BatchSettings
 from qreward.scheduler.queue import AGEING, SWEEP
 from qreward.settings.policies import Priority
 
@@ -21,7 +20,6 @@ T = TypeVar("T")
 Measure = Callable[[list[Any]], float]
 """A function that returns the total size of a list of items. It calls ``batch_size_fn``."""
 ALL = 2**62  # number of items that stands for "no limit"
-WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
 
 
 ItemState = Enum("ItemState", ["WAITING", "TAKEN", "OVER"])
@@ -191,52 +189,6 @@ class Collector:
     def items(self) -> list[Any]:
         """Return all waiting items, in no particular order."""
         return [item for queue in self._keys.values() for item in queue.items]
-
-
-class SlotRule:
-    """Decides when the next batch is sent and which items are in it."""
-
-    __slots__ = ("_collector", "_first_sent", "_last_sent", "seconds")
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-        self.seconds: float | None = None
-        self._first_sent: float | None = None
-        self._last_sent = -inf
-
-    def next(
-        self, now: float, settings: BatchSettings, running: int, slots: int, measure: Measure | None, flush: bool
-    ) -> tuple[list[Any], float]:
-        """Return the items of the next batch, and the time at which this method must be called again."""
-        size, linger, collector = settings.max_batch_size, settings.batch_wait_timeout_s, self._collector
-        if not linger and not running:  # fast path for the usual case
-            queue, at = collector.first(), inf
-        else:
-            ready, at, paced = [], inf, -inf
-            if running and self.seconds is not None:
-                paced = self._last_sent + self.seconds / slots
-            elif running and self._first_sent is not None and slots > 1:
-                # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch.
-                # Without a pause, the first slots would run batches of one item.
-                paced = 2 * self._last_sent - self._first_sent
-            for each in collector.queues():
-                soonest = each.items[0].arrived + linger if linger else paced
-                if soonest <= now or flush or each.cost >= size:
-                    ready.append(each)
-                else:
-                    at = min(at, soonest)
-            queue = min(ready, key=KeyQueue.order) if len(ready) > 1 else ready[0] if ready else None
-        if queue is None:
-            return [], at
-        return (collector.take(size, queue=queue) if measure is None else collector.take(queue=queue, limit=size, measure=measure)), now
-
-    def sent(self, now: float) -> None:
-        self._last_sent = now
-        if self._first_sent is None:
-            self._first_sent = now
-
-    def done(self, seconds: float) -> None:
-        self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
 
 
 def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:

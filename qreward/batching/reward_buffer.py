@@ -33,7 +33,6 @@ ScoringFunction = Callable[[Pairs], Awaitable[Any]]
 _log = logging.getLogger("qreward")
 _NOT_THE_ITEMS_FAULT = (ConnectionError, TimeoutError, QueueFull)
 _DEAD_ACTOR = "RayActorError"
-_SMOOTHING = 0.2  # weight (0 to 1) of the latest batch in the moving average of the seconds per completion
 MAX_QUEUE_SIZE = 4096
 _UNKNOWN = 1.0  # seconds that ``room_in`` returns for a full queue before the first batch has ended
 SHOWN = 500  # maximum number of characters of an error message that are kept
@@ -205,8 +204,6 @@ class RewardBuffer:
         self._adds_prompts = not is_app  # a verifier of MolGenDocking checks its metadata
         self._call, self._isolate = scoring_function(scorer), isolate_errors
         self._scored_before = False  # the scorer returned a reward in the last batch
-        self._seconds_each: float | None = None
-        self._on_batch = on_batch
         self._queue: BatchQueue[tuple[str, dict[str, Any]], ScoreResult] = BatchQueue(
             self._score_batch,
             max_batch_size=(1024 if is_app else 64) if max_batch_size is None else max_batch_size,
@@ -214,7 +211,7 @@ class RewardBuffer:
             max_concurrent_batches=max_concurrent_batches,
             max_queue_size=max_queue_size,
             timeout=timeout,
-            on_batch=self._batch_ended,
+            on_batch=on_batch,
         )
         self._queue.name = f"the scorer {name_of(scorer)}"
 
@@ -269,11 +266,6 @@ class RewardBuffer:
         """The number of completions that wait for a batch."""
         return self._queue.load()[0]
 
-    @property
-    def refused(self) -> int:
-        """The number of completions that were rejected because the buffer was full."""
-        return self.stats().rejected
-
     def room_in(self, count: int) -> float:
         """Return the estimated number of seconds until the queue has room for ``count`` completions; 0 if it has room now."""
         (waiting, running), settings = self._queue.load(), self._queue.settings
@@ -281,7 +273,8 @@ class RewardBuffer:
         excess = waiting + min(count, self._max_queue_size) - self._max_queue_size - free
         if excess <= 0:
             return 0.0
-        return _UNKNOWN if self._seconds_each is None else excess * self._seconds_each
+        seen = self.stats()
+        return excess * seen.run_p50 / seen.mean_size / settings.max_concurrent_batches if seen.run_p50 else _UNKNOWN
 
     def stats(self) -> QueueStats:
         """Return the state of the queue and its counters. Items are completions."""
@@ -316,13 +309,6 @@ class RewardBuffer:
         if not missing or not (before or self._scored_before):
             return scored
         return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
-
-    def _batch_ended(self, record: BatchRecord) -> None:
-        each = record.seconds / record.items / self._queue.settings.max_concurrent_batches
-        known = self._seconds_each
-        self._seconds_each = each if known is None else known + _SMOOTHING * (each - known)
-        if self._on_batch is not None:
-            self._on_batch(record)
 
 
 # calling the scorer

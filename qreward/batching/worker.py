@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, SlotRule
+from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, KeyQueue
 from qreward.batching.in_flight import InFlightBatch
 from qreward.batching.ray_serve import record_batch
 from qreward.batching.settings import BatchRecord
@@ -18,6 +18,8 @@ from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
 if TYPE_CHECKING:
     from qreward.batching.queue import BatchQueue
+
+WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
 
 _log = logging.getLogger("qreward")
 
@@ -30,10 +32,12 @@ class LoopWorker:
         self.loop = loop
         self.clock = loop.time
         self.collector = Collector()
-        self.rule = SlotRule(self.collector)
         self.batches: set[InFlightBatch] = set()
         self._context = queue.context.copy()  # a copy, because two event loops cannot run in the same context at once
         self._settings = queue.settings  # the settings of the next batch
+        self._seconds: float | None = None  # mean duration of a batch
+        self._first_sent: float | None = None  # when the first and the latest batch were sent
+        self._last_sent = -inf
         self._woken = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -121,7 +125,9 @@ class LoopWorker:
                 break
             batch = self.queue.batch_type(self.queue, items, self._settings.max_batch_size, now)
             self.batches.add(batch)
-            self.rule.sent(now)
+            self._last_sent = now
+            if self._first_sent is None:
+                self._first_sent = now
             self._settings = self.queue.settings
             self.queue.counters.sent([now - item.arrived for item in items])
             batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
@@ -147,23 +153,46 @@ class LoopWorker:
 
     def _next(self, now: float) -> tuple[list[Any], float]:
         """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""
-        queue, settings = self.queue, self.queue.settings
+        settings, collector = self.queue.settings, self.collector
         measure = None if settings.batch_size_fn is None else self._size
         while True:
             if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
                 self._settings = settings
-            slots = settings.max_concurrent_batches
-            items, at = self.rule.next(now, self._settings, len(self.batches), slots, measure, self._closing)
-            if measure is not None and len(items) == 1 and items[0].cost > self._settings.max_batch_size:
+            due, at = self._due(now)
+            if due is None:
+                return [], at
+            size = self._settings.max_batch_size
+            items = collector.take(size, queue=due) if measure is None else collector.take(queue=due, limit=size, measure=measure)
+            if measure is not None and len(items) == 1 and items[0].cost > size:
                 items[0].fail(too_large())  # the limit was lowered after the item was submitted
             present = [item for item in items if not item.future.done()]
             if len(present) == len(items):
-                return items, at
+                return items, now
             for item in items:
                 if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
                     item.place = OVER
-                    queue.counters.count("cancelled")
-            self.collector.put_back(present)  # the batch may not be full any more
+                    self.queue.counters.count("cancelled")
+            collector.put_back(present)  # the batch may not be full any more
+
+    def _due(self, now: float) -> tuple[KeyQueue | None, float]:
+        """Return the key whose batch may be sent now, or None and the time at which one is due."""
+        linger, running, slots = self._settings.batch_wait_timeout_s, len(self.batches), self.queue.settings.max_concurrent_batches
+        if not linger and not running:  # fast path for the usual case
+            return self.collector.first(), inf
+        ready, at, paced = [], inf, -inf
+        if running and self._seconds is not None:
+            paced = self._last_sent + self._seconds / slots
+        elif running and self._first_sent is not None and slots > 1:
+            # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch.
+            # Without a pause, the first slots would run batches of one item.
+            paced = 2 * self._last_sent - self._first_sent
+        for each in self.collector.queues():
+            soonest = each.items[0].arrived + linger if linger else paced
+            if soonest <= now or self._closing or each.cost >= self._settings.max_batch_size:
+                ready.append(each)
+            else:
+                at = min(at, soonest)
+        return min(ready, key=KeyQueue.order, default=None), at
 
     def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
         """Free the slot of a batch that has ended, and start the next batch."""
@@ -181,7 +210,7 @@ class LoopWorker:
         seconds = self.clock() - batch.sent_at
         self.queue.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
-            self.rule.done(seconds)
+            self._seconds = seconds if self._seconds is None else self._seconds + WEIGHT * (seconds - self._seconds)
         on_batch, name = self.queue.settings.on_batch, self.queue.name
         if on_batch is not None or self.queue.serve is not None:
             items, size, waiting = batch.items, sum(item.cost for item in batch.items), self.collector.waiting

@@ -22,9 +22,7 @@ LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
 request of this client."""
 MOST_PATIENCE = 64  # maximum number of requests that must be answered after a rejection before a longer request is tried
-REFUSED_PATIENCE = 1000
-"""Number of requests that must be answered after a refusal before a longer request is tried. The number is doubled if the longer request
-is also refused."""
+REFUSED_PATIENCE = 1000  # minimum number of requests that must be answered after a refusal before a longer request is tried
 
 
 class ServiceTimeModel:
@@ -85,15 +83,15 @@ class EndpointLimits:
     """Learns how long requests to one endpoint may be, for items of one kind. ``cap`` is the maximum number of items that the client sets.
 
     Text Embeddings Inference has a queue slot for each item, and rejects a longer request as if it had no capacity: shorter requests are
-    then tried. A request was also too long if it was refused and both of its halves were accepted. A longer request is tried again later.
+    then tried. A request was also too long if it was refused and both of its halves were accepted. A longer request is tried again later,
+    and each time that it fails, twice as many requests must be answered before the next one.
     """
 
-    __slots__ = ("_answers", "_cap", "_patience", "_refused", "_rejected", "_rejections", "_reported", "_usual", "limits")
+    __slots__ = ("_answers", "_cap", "_patience", "_rejections", "_reported", "_usual", "limits")
 
     def __init__(self, usual: MergeLimits, cap: int | None) -> None:
         self._cap, self._reported = cap, usual.items
-        # numbers of answers before a longer request is tried: after a rejection, after a refusal, and now
-        self._rejected, self._refused, self._patience = 1, REFUSED_PATIENCE // 2, 1
+        self._patience = 1  # number of answers before a longer request is tried
         self._rejections = self._answers = 0
         self.limits = self._usual = usual.with_items(cap)
 
@@ -105,7 +103,7 @@ class EndpointLimits:
 
     def record_refusal(self, most: int) -> None:
         """Limit requests to ``most`` items, because a longer request was refused and its halves were accepted."""
-        self._patience = self._refused = 2 * self._refused
+        self._patience = max(REFUSED_PATIENCE, 2 * self._patience)
         self._answers = 0
         self.limits = self.limits.with_items(most)
 
@@ -115,8 +113,8 @@ class EndpointLimits:
         if self._reported is None or self._rejections < LONE_REJECTS:
             return
         if self._rejections == LONE_REJECTS and not self._answers:
-            self._rejected = min(2 * self._rejected, MOST_PATIENCE)
-        self._patience = self._rejected
+            self._patience *= 2
+        self._patience = min(self._patience, MOST_PATIENCE)
         if items > 1:
             self.limits = self._usual.with_items(items // 2)
         else:  # the length was not the cause

@@ -2,55 +2,65 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.batching import BatchSettings
-from qreward.batching.collector import Collector, Item, SlotRule
+from qreward.batching import BatchQueue
+from qreward.batching.collector import Collector, Item
 from qreward.batching.in_flight import own_error
 from qreward.batching.settings import BatchCounters
+from qreward.batching.worker import LoopWorker
 from qreward.errors import RequestError, ServerError
 
 
-def forming(count: int) -> tuple[Collector, SlotRule]:
-    collector = Collector()
+async def echo(values: list[Any]) -> list[Any]:
+    return values
+
+
+def put(worker: LoopWorker, arrived: float) -> None:
+    item = Item(arrived, arrived)
+    item.future = worker.loop.create_future()
+    worker.collector.put(item)
+
+
+def forming(count: int, slots: int) -> Any:
+    """A worker with items that wait, without batches."""
+    worker = LoopWorker(BatchQueue(echo, max_concurrent_batches=slots), asyncio.get_running_loop())
     for number in range(count):
-        collector.put(Item(number, float(number)))
-    return collector, SlotRule(collector)
+        put(worker, float(number))
+    return worker
 
 
-def asks(rules: SlotRule, now: float, settings: BatchSettings, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
+def asks(worker: Any, now: float, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
     """How many go, and when to ask again if none."""
-    items, at = rules.next(now, settings, in_flight, settings.max_concurrent_batches, None, flush)
+    worker.batches, worker._closing = set(range(in_flight)), flush
+    items, at = worker._next(now)
     return len(items), at if not items else now
 
 
-def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
-    settings = BatchSettings(max_concurrent_batches=4)
-    _, rules = forming(3)
-    rules.done(2.0)
-    rules.sent(10.0)
-    assert asks(rules, 10.1, settings, 1) == (0, 10.5)  # a batch takes 2 s, four slots: one every half second
-    assert asks(rules, 10.5, settings, 1) == (3, 10.5)
-    _, full = forming(12)
-    full.done(2.0)
-    full.sent(10.0)
-    assert asks(full, 10.0, settings, 3) == (10, 10.0)
-    assert asks(full, 10.0, settings, 3, flush=True) == (2, 10.0)
+async def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
+    worker = forming(3, slots=4)
+    worker._seconds, worker._last_sent = 2.0, 10.0
+    assert asks(worker, 10.1, 1) == (0, 10.5)  # a batch takes 2 s, four slots: one every half second
+    assert asks(worker, 10.5, 1) == (3, 10.5)
+    full = forming(12, slots=4)
+    full._seconds, full._last_sent = 2.0, 10.0
+    assert asks(full, 10.0, 3) == (10, 10.0)
+    assert asks(full, 10.0, 3, flush=True) == (2, 10.0)
 
 
-def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
-    settings = BatchSettings(max_concurrent_batches=8)
-    collector, rules = forming(1)
+async def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
+    worker = forming(1, slots=8)
     gone: list[tuple[float, int]] = []
     for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
         if now:
-            collector.put(Item(now, now))
-        count, _ = asks(rules, now, settings, len(gone))
+            put(worker, now)
+        count, _ = asks(worker, now, len(gone))
         if count:
-            rules.sent(now)
+            worker._first_sent, worker._last_sent = 0.0, now
             gone.append((now, count))
     assert gone == [(0.0, 1), (1.0, 1), (2.0, 1), (4.0, 2), (8.0, 4)]
 
@@ -132,12 +142,11 @@ def test_counters_add_up_and_times_are_given_as_percentiles() -> None:
     st.lists(st.integers(1, 12), max_size=40), st.integers(12, 40), st.sampled_from([sum, lambda c: max(c) * len(c), lambda c: len(set(c))])
 )
 def test_whatever_the_measure_a_batch_never_exceeds_the_limit_and_no_item_fits_in_addition(costs: list[int], limit: int, size: Any) -> None:
-    collector, rules = forming(0)
-    settings = BatchSettings(max_batch_size=limit)
+    collector = Collector()
     for cost in costs:
         collector.put(Item(cost, cost=size([cost])))
     while costs:
-        items, _ = rules.next(0.0, settings, 0, 1, lambda items: size([item.value for item in items]), False)
+        items = collector.take(limit=limit, measure=lambda items: size([item.value for item in items]))
         taken = [item.value for item in items]
         assert taken == costs[: len(taken)]
         assert len(taken) == 1 or size(taken) <= limit

@@ -106,7 +106,7 @@ async def test_the_queue_is_bounded_and_a_query_gets_in_whole_or_not_at_all() ->
         assert buffer.room_in(2) > 0
         last = asyncio.ensure_future(buffer.add_query(query("f")))
         await asyncio.gather(busy, waiting, last)
-        assert (scorer.seen, buffer.refused) == (["a", "b", "c", "f"], 2)
+        assert (scorer.seen, buffer.stats().rejected) == (["a", "b", "c", "f"], 2)
         with pytest.raises(BadRequest, match="do not fit into the queue"):
             await buffer.add_query(query("a", "b", "c", "d"))
 

@@ -29,7 +29,7 @@ PERIOD = MINUTE + MARGIN + STEP + RENEW
 after its report."""
 
 
-class Demand(msgspec.Struct, array_like=True):
+class Demand(msgspec.Struct, array_like=True, gc=False):
     limit: float  # the configured limit
     want: float = 0.0  # amount that the member could use until its next renewal, including ``left``
     hold: float = 0.0  # the share that the member holds, of the requests in flight
@@ -94,7 +94,7 @@ LEAST_WAITING = 2.0
 HAIR = 1e-9  # tolerance for rounding errors in sums of floats
 
 
-class Account(msgspec.Struct, array_like=True):
+class Account(msgspec.Struct, array_like=True, gc=False):
     """What a member was granted of one limit."""
 
     at: float  # time of the member's last report

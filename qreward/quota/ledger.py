@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import floor, inf
@@ -77,11 +78,9 @@ def water_level(amount: float, vessels: list[tuple[float, float]]) -> float:
 
     Each vessel has the height of its bottom, and the height of its walls. The bottoms of :func:`largest_share` are level.
     """
-    edges = [(bottom, 1) for bottom, _ in vessels] + [(bottom + room, -1) for bottom, room in vessels]
-    edges.sort()
-    width = 0
-    for (height, change), (above, _) in pairwise(edges):
-        width += change
+    bottoms, tops = sorted([bottom for bottom, _ in vessels]), sorted([bottom + room for bottom, room in vessels])
+    for height, above in pairwise(sorted(bottoms + tops)):
+        width = bisect_right(bottoms, height) - bisect_right(tops, height)
         room = (above - height) * width
         if room >= amount:
             return height + amount / width
@@ -113,7 +112,7 @@ class Quota(msgspec.Struct, array_like=True):
     accounts: dict[str, Account] = {}  # account of each member
 
     def _limit(self, member: str, need: Demand) -> None:
-        self.limit = min([need.limit, *(each.need.limit for name, each in self.accounts.items() if name != member)])
+        self.limit = min([need.limit, *[each.need.limit for name, each in self.accounts.items() if name != member]])
 
 
 class WindowQuota(Quota, array_like=True):
@@ -148,7 +147,8 @@ class WindowQuota(Quota, array_like=True):
         self.credit = min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
         self.since = now
         oldest = (now - MINUTE - MARGIN) / STEP - 1
-        self.used = {step: amount for step, amount in self.used.items() if step > oldest}
+        for step in [step for step in self.used if step <= oldest]:
+            del self.used[step]
 
     def close(self, now: float, member: str) -> None:
         """Close a member's account. The amount that the member has not reported counts as used."""

@@ -7,16 +7,14 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from qreward.batching.collector import Item
-from qreward.batching.in_flight import BatchStreamReader, InFlightBatch, StreamBatch, caller_stream
-from qreward.batching.ray_serve import serve_context, warn_of_ongoing_requests
+from qreward.batching.in_flight import BatchFunction, caller_stream
 from qreward.batching.settings import BatchCounters, BatchSettings, Options, QueueStats, check_seconds, checked
 from qreward.batching.worker import LoopWorker
-from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
+from qreward.callables import show_keywords
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.settings.policies import Priority, priority_level
@@ -32,7 +30,7 @@ LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks. In each check, ``close`` tests whether the event loop of another thread is still running."""
 
 
-class BatchQueue(Generic[T, R]):
+class BatchQueue(BatchFunction, Generic[T, R]):
     """Merges items that are submitted one by one into calls of one function.
 
     A batch is sent as soon as fewer than ``max_concurrent_batches`` batches run, with the items that were submitted until then. So a single
@@ -62,20 +60,7 @@ class BatchQueue(Generic[T, R]):
         return self.function, self.settings
 
     def __setstate__(self, state: tuple[Any, BatchSettings]) -> None:
-        self.function, self.settings = state
-        kind = kind_of(self.function)
-        if kind is None:
-            raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
-        if kind is FunctionKind.GENERATOR:
-            raise TypeError("a batch function that yields must be an `async def`")
-        self.kind = kind
-        streamed = kind is FunctionKind.STREAMED
-        self.item_type: type[Item] = BatchStreamReader if streamed else Item
-        self.batch_type: type[InFlightBatch] = StreamBatch if streamed else InFlightBatch
-        self.name = name_of(self.function)
-        self.context = copy_context()
-        self.closed = False
-        self.update()
+        BatchFunction.__init__(self, *state)
         self._begin()
         background.watch(self, BatchQueue._begin)
 
@@ -129,7 +114,7 @@ class BatchQueue(Generic[T, R]):
             >>> asyncio.run(BatchQueue(half).submit_many([4, 5, 6]))
             [2, ValueError('odd'), 3]
         """
-        self._check_kind(streamed=False)
+        self.check_kind(streamed=False)
         worker, values, added = self._here(), list(items), list[Any]()
         level, seconds = _checked(priority, timeout)
         worker.admit(len(values))
@@ -163,7 +148,7 @@ class BatchQueue(Generic[T, R]):
         """Submit an item, and return its result. Only items of the same ``instance`` with equal ``signature_key`` share a batch."""
         worker = self._here(instance)
         if not self.plain:
-            self._check_kind(streamed=False)
+            self.check_kind(streamed=False)
             worker.admit(1)
         item = worker.add(value, signature_key, level, timeout)
         try:
@@ -176,43 +161,10 @@ class BatchQueue(Generic[T, R]):
         self, value: Any, signature_key: Hashable = None, instance: Any = None, level: int = NORMAL, timeout: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """Submit an item, as ``result_of`` does, and return its stream."""
-        self._check_kind(streamed=True)
+        self.check_kind(streamed=True)
         worker = self._here(instance)
         worker.admit(1)
         return caller_stream(worker, worker.add(value, signature_key, level, timeout))
-
-    def call(self, values: list[Any]) -> Any:
-        """Call the function with the values of the items of a batch."""
-        return self.function(values)
-
-    def first_of(self, value: Any) -> Any:
-        """Return the first argument of a call, from the value of its item."""
-        return value
-
-    def size_of(self, values: list[Any]) -> float:
-        """Return the size of a batch of these values. Raises ``ConfigError`` if ``batch_size_fn`` returns no size."""
-        assert self.settings.batch_size_fn is not None
-        size = self.settings.batch_size_fn([self.first_of(value) for value in values])
-        if not size >= 0:  # also true for NaN
-            raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
-        return size
-
-    def update(self) -> None:
-        """Read again what decides how items are added."""
-        its = self.settings
-        self.serve = serve_context()
-        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or self.serve
-        self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
-
-    def warn_of_ongoing_requests(self) -> None:
-        if self.settings.batch_size_fn is None:
-            warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
-
-    def _check_kind(self, *, streamed: bool) -> None:
-        if streamed and self.kind is not FunctionKind.STREAMED:
-            raise TypeError(f"{self.name} is no async generator; await submit(item)")
-        if not streamed and self.kind is FunctionKind.STREAMED:
-            raise TypeError(f"{self.name} is an async generator; read stream(item)")
 
     async def close(self, drain: bool = True) -> None:
         """Reject new items and wait until all items are done, in all event loops that are still running. May be called repeatedly.

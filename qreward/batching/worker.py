@@ -8,16 +8,13 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, KeyQueue
-from qreward.batching.in_flight import InFlightBatch
+from qreward.batching.in_flight import BatchFunction, InFlightBatch
 from qreward.batching.ray_serve import record_batch
 from qreward.batching.settings import BatchRecord
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
-
-if TYPE_CHECKING:
-    from qreward.batching.queue import BatchQueue
 
 WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
 
@@ -27,7 +24,7 @@ _log = logging.getLogger("qreward")
 class LoopWorker:
     """Runs a queue in one event loop. Only ``post`` may be called from outside this loop."""
 
-    def __init__(self, queue: BatchQueue[Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, queue: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
         self.queue = queue
         self.loop = loop
         self.clock = loop.time

@@ -183,8 +183,8 @@ class _Written(Exception):
 
 
 class DirectRequest(ClientRequest):
-    """Writes a small body at once, as aiohttp does itself from Python 3.12. On 3.11 aiohttp creates an asyncio task for each body, which is
-    6 % of the instructions of a call."""
+    """Writes a small body at once, as aiohttp does itself from Python 3.12. On 3.11 aiohttp creates an asyncio task for each body, which
+    takes 6 % of the CPU time of a call (531 us with it, 500 us without, client and server on one core)."""
 
     def write_bytes(self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None) -> Coroutine[Any, Any, None]:
         writing = super().write_bytes(writer, conn, content_length)

@@ -53,8 +53,9 @@ class Judge(Closing):
             templates; or a function from an item's fields to messages.
         verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
             required field that is a number or a bool.
-        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, response_format,
-            preset, calibration, budget, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle: as in
+            :class:`~qreward.judge.config.JudgeConfig`.
+        reasks, finish_reasons, response_format, preset, calibration, budget, cache, cache_namespace: as there.
         answer: as in :class:`~qreward.judge.config.JudgeConfig`; or a pattern with one group, which holds the value; or a function from
             the text of an answer to its value, an instance of ``verdict``, or None for no verdict.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to

@@ -180,7 +180,7 @@ class StallDetector:
 
     def __init__(self) -> None:
         self.since = inf  # when the present silence began; inf while too few requests are unanswered
-        self.beaten = 0  # requests that were cancelled in this silence, because another source had answered them
+        self.beaten = 0  # requests that were cancelled in the first silence, because another source had answered them
         self._spent = 0.0  # ``spent`` when the silence began
         self._longest = 0.0  # the longest silence, in answers that were due
         self._answers = 0  # silences that a sign of life ended
@@ -201,8 +201,9 @@ class StallDetector:
         self.since, self.beaten, self._spent = now if inflight >= LEAST_SENT else inf, 0, spent
 
     def ended(self, inflight: int, *, beaten: bool = False) -> None:
-        """Record that a request ended without a sign of life. ``beaten``: another source answered it first."""
-        self.beaten += beaten
+        """Record that a request ended without a sign of life. ``beaten``: another source answered it first. That is evidence against a
+        source that has never answered; at others, the requests that are left and copied are the longest ones."""
+        self.beaten += beaten and not self._answers
         if not inflight or inflight + self.beaten < LEAST_SENT:
             self.since = inf
 

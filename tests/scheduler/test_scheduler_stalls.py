@@ -43,17 +43,19 @@ def test_less_than_three_in_flight_are_never_silent_and_are_watched_again_when_t
     assert silence.alarm_at(5.0, 3, 1.0, 40.0) >= 5.0 + LEAST_SECONDS
 
 
-def test_requests_that_another_source_answered_first_are_missing_answers_too() -> None:
-    for beaten, since in ((True, 0.0), (False, inf)):
-        silence = awake()
+def test_requests_that_another_source_answered_first_are_missing_answers_of_a_source_that_has_never_answered() -> None:
+    for answers, beaten, since in ((0, True, 0.0), (0, False, inf), (LEAST_ANSWERS, True, inf)):
+        silence = StallDetector() if answers == 0 else awake(answers)
+        silence.sent(0.0, 8, 0.0)
         for left in range(7, 0, -1):
             silence.ended(left, beaten=beaten)
-        assert silence.since == since, beaten
-    assert awake().alarm_at(0.0, 8, 1.0, 0.0) == LEAST_DUE / 8
-    silence = awake()
+        assert silence.since == since, (answers, beaten)
+    silence = StallDetector()
+    silence.sent(0.0, 8, 0.0)
+    assert silence.alarm_at(0.0, 8, 10.0, 0.0, new=True) == LEAST_DUE * 10.0 / 8
     for left in range(7, 0, -1):
         silence.ended(left, beaten=True)
-    assert silence.alarm_at(2.0, 1, 1.0, 16.0) == 2.0 + (LEAST_DUE - 16.0) / 1  # what was spent before counts
+    assert silence.alarm_at(20.0, 1, 10.0, 160.0, new=True) == 20.0 + (LEAST_DUE * 10.0 - 160.0)  # what was spent before counts
     silence.ended(0, beaten=True)
     assert silence.since == inf  # nothing is owed any more
 

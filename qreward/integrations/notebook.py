@@ -69,6 +69,7 @@ class LiveAnswer:
     read: Callable[[], str] | None = None
     phase: str = "waiting"
     pieces: list[str] = field(default_factory=list)
+    count: int = 0
     first: float | None = None
     last: float | None = None
     ended: float | None = None
@@ -80,14 +81,16 @@ class LiveAnswer:
 
     def add(self, event: str | StreamRestarted, now: float) -> None:
         if isinstance(event, StreamRestarted):
-            self.phase, self.first, self.last = "waiting", None, None
+            self.phase, self.first, self.last, self.count = "waiting", None, None, 0
             self.restarts += 1
             self.restart_reason = _error_text(event.error)
             self.pieces.clear()
             return
         self.phase, self.last = "streaming", now
         self.first = now if self.first is None else self.first
-        self.pieces.append(event)
+        self.count += 1
+        if self.read is None:
+            self.pieces.append(event)
 
     def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
         """Record the end. The text received so far is kept."""
@@ -102,14 +105,13 @@ class LiveAnswer:
 
     def facts(self, now: float) -> list[str]:
         """Return endpoint, time, time to the first token, tokens and their rate. Before the server reports tokens, pieces are counted."""
-        pieces = len(self.pieces)
-        tokens = pieces if self.reported_tokens is None else self.reported_tokens
+        tokens = self.count if self.reported_tokens is None else self.reported_tokens
         about = "about " if self.reported_tokens is None else ""
         first, rate = "", ""
         if self.timed and self.first is not None and self.last is not None:
             first = f"first token after {seconds(self.first - self.began)}"
             if self.last > self.first:  # the tokens of the first piece do not count
-                rate = f"{number(tokens * (pieces - 1) / pieces / (self.last - self.first))} tokens/s"
+                rate = f"{number(tokens * (self.count - 1) / self.count / (self.last - self.first))} tokens/s"
         count = f"{about}{number(tokens)} token{'' if tokens == 1 else 's'}" if tokens else ""
         return [self.endpoint, _elapsed(self, now), first, count, rate, _restarts(self.restarts)]
 

@@ -99,7 +99,7 @@ class WritingModel:
         self._thinking = _budget_in(merged)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._blanks: dict[tuple[str, int, tuple[tuple[str, int], ...]], WireRequest] = {}
+        self._blanks: dict[tuple[str, int, Limits], WireRequest] = {}
         try:
             self._blank(self.form.name, 0, ())
         except BadRequest as error:

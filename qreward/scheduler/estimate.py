@@ -122,6 +122,7 @@ class CommonService:
 
     @property
     def failure_share(self) -> float:
+        """Share (0 to 1) of the latest requests that failed, at all sources."""
         return self._failures / (self._sent + CALM)
 
     def _age(self, now: float) -> None:

@@ -30,6 +30,9 @@ async def score_group(group: Any, settings: Source = None) -> Any:
 
     Raises:
         ConfigError: the settings are wrong, or do not fit the data, or a trajectory has additional histories.
+
+    Example:
+        ``groups = await art.gather_trajectory_groups(..., after_each=score_group)``
     """
     made = ADAPTER.rewarder(settings)
     scored = await ADAPTER.score(made, _rows(group.trajectories, common=made.config.rank is not None))

@@ -252,6 +252,10 @@ def show(stream: Stream | SyncStream) -> Coroutine[Any, Any, ChatCompletion] | C
         ConfigError: ``stream`` is not a stream of one answer.
         StreamInterrupted: the stream broke off. The text received so far is shown.
         RequestError, Rejected: as in :meth:`Stream.final`.
+
+    Example:
+        >>> async def cell(client, messages):
+        ...     return await show(client.stream_chat_completion(messages, model="judge-7b"))
     """
     inner = stream._async if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
@@ -279,6 +283,10 @@ def show_batch(
     Raises:
         ConfigError: an argument is invalid.
         BatchInterrupted: the input iterable raised an exception. The ``BatchInterrupted`` holds the results that are done.
+
+    Example:
+        >>> async def cell(client, conversations):
+        ...     return await show_batch(client.batch_stream_chat_completion(conversations, model="judge-7b"))
     """
     inner = stream._async if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):

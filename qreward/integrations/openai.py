@@ -56,6 +56,11 @@ def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: A
     """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept this object.
 
     ``settings`` are ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
+
+    Example:
+        >>> async def ask(client, messages):
+        ...     async with async_openai_client(client) as sdk:
+        ...         return await sdk.chat.completions.create(model="judge-7b", messages=messages)
     """
     return openai.AsyncOpenAI(base_url=BASE_URL, api_key="-", http_client=async_http_client(client, **settings))
 
@@ -92,6 +97,13 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
 
     Raises:
         ConfigError: an argument is wrong.
+
+    Example:
+        >>> import httpx
+        >>> from openai import AsyncOpenAI
+        >>> from qreward import Endpoint, QRewardClient
+        >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])])
+        >>> sdk = AsyncOpenAI(base_url="http://qreward/v1", api_key="-", http_client=httpx.AsyncClient(transport=transport(client)))
     """
 
     def __init__(

@@ -65,6 +65,9 @@ def reward(
         ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
             function raises it if a column does not exist, or if the trainer has several reward functions and ``on_failure`` was not chosen.
         ValueError: both ``settings`` and ``judge`` were passed.
+
+    Example:
+        ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
     """
     made = _made(settings, judge, name, columns=columns, on_failure=on_failure, deadline=deadline, rank=rank)
 
@@ -111,6 +114,9 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
         ValueError: there is no function, two functions have the same name, or the numbers of functions and weights differ; or, by a call of
             the returned function, the numbers of rewards and completions.
         ConfigError: by a call of the returned function: a reward is missing, and the installed TRL is older than 1.6.
+
+    Example:
+        ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
     """
     shares = [1.0] * len(functions) if weights is None else list(weights)
     if not functions or len(shares) != len(functions):

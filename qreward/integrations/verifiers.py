@@ -72,6 +72,13 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
     As the first base class of a judge, it also serves the other base classes that call ``complete``. ``vf.DecisionJudge`` does not.
+
+    Example:
+        >>> class CorrectnessJudge(FleetJudge[bool]):
+        ...     prompt = "Question: {question}\\nAnswer: {answer}\\nResponse: {response}\\nCorrect? yes/no"
+        ...
+        ...     def parse(self, response):
+        ...         return {"yes": True, "no": False}[response.text.strip().lower()]
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

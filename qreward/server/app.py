@@ -60,6 +60,9 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     Raises:
         ConfigError: a setting is invalid, or both ``config`` and ``settings`` were passed.
         TypeError: the scorer cannot be called with these arguments.
+
+    Example:
+        app = create_app(scorer, max_batch_size=32)    # then: uvicorn module:app
     """
     if config is not None and settings:
         raise ConfigError("pass config or settings, not both")

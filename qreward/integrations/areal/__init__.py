@@ -57,6 +57,11 @@ async def async_reward(
     """Score one completion in a workflow that awaits it. All trajectories are scored concurrently, because no process pool limits them.
 
     It is as :func:`reward`, except that ``RequestTimeout`` is raised if the time runs out.
+
+    Example:
+        >>> async def score(tokenizer, resp, data):
+        ...     prompt, completion = tokenizer.decode(resp.input_tokens), tokenizer.decode(resp.output_tokens)
+        ...     return await async_reward(prompt, completion, resp.input_tokens, resp.output_tokens, **data)
     """
     return await _reward(WORKFLOW.rewarder(), row_of(prompt, completions, prompt_ids, completion_ids, data))
 

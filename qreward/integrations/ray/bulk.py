@@ -51,6 +51,12 @@ class BulkRequests:
 
     Raises:
         ConfigError: a setting is wrong, or the folder has journals of other settings.
+
+    Example:
+        dataset.map_batches(
+            BulkRequests, fn_constructor_args=("/shared/answers", "client.yaml"), fn_constructor_kwargs={"model": "judge-7b"},
+            batch_format="pyarrow", batch_size=256, compute=ray.data.ActorPoolStrategy(size=4),
+        )
     """
 
     def __init__(
@@ -119,6 +125,9 @@ def run(
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
+
+    Example:
+        report = run(ray.data.read_json("s3://bucket/requests/"), "/shared/answers", "client.yaml", actors=8)
     """
     require_ray()
     data = importlib.import_module("ray.data")

@@ -107,6 +107,16 @@ class ScorerPool:
         TypeError: the scorer cannot be called, or an argument has the wrong type.
         ConfigError: an argument is out of range (a ``ValueError``).
         ModuleNotFoundError: ``backend`` is ``ray``, and Ray is not installed.
+
+    Example:
+        >>> class Lengths:
+        ...     def __call__(self, texts):
+        ...         return [len(text) for text in texts]
+        >>> async def main():
+        ...     async with ScorerPool(Lengths, actors=2) as pool, pool.queue(max_batch_size=8) as queue:
+        ...         return await asyncio.gather(*map(queue.submit, ["one", "three"]))
+        >>> asyncio.run(main())
+        [3, 5]
     """
 
     def __init__(

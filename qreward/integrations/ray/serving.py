@@ -47,6 +47,9 @@ def deployment(
         TypeError: the scorer cannot be called.
         ConfigError: a setting is unknown or wrong.
         ModuleNotFoundError: Ray Serve is not installed.
+
+    Example:
+        serve.run(deployment(RewardModel, num_replicas=2, max_batch_size=32), route_prefix="/")
     """
     require_ray()
     try:

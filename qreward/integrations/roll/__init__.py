@@ -178,6 +178,9 @@ def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.
         ConfigError: the settings are missing or wrong.
+
+    Example:
+        ``reward = judge(self.question, answer, reference=self.truth)``
     """
     made = _ENVIRONMENTS.rewarder(settings)
     (scored,) = made.score_blocking([{"prompt": prompt, "response": response, "reference": reference, **fields}])

@@ -56,6 +56,10 @@ class RewardConfig(Policy):
 
     Raises:
         ConfigError: a setting is unknown or wrong.
+
+    Example:
+        >>> RewardConfig(reward_model="rm-7b", on_failure="none").deadline is None
+        True
     """
 
     client: ClientConfig | None = None

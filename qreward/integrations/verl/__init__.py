@@ -57,6 +57,10 @@ async def compute_score(
     Raises:
         ConfigError: a setting is wrong, or a column does not exist.
         QRewardError: there is no reward and ``on_failure`` is not a number.
+
+    Example:
+        ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
+        ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
     """
     row = _row(data_source, solution_str, ground_truth, extra_info)
     return (await score_rows(ADAPTER, [row], settings_of(kwargs)))[0]
@@ -72,6 +76,9 @@ def compute_scores(
     """Score a batch, whose arguments are lists of those of :func:`compute_score`. verl's reward manager ``batch`` calls this function.
 
     With ``rank`` in the settings, the responses to one prompt are ranked.
+
+    Example:
+        ``reward.custom_reward_function.name=compute_scores reward.reward_manager.name=batch``
     """
     rows = [*map(_row, data_sources, solution_strs, ground_truths, extra_infos)]
     return portal().call(score_rows, _GROUPS, rows, settings_of(kwargs))

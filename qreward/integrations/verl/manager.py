@@ -22,6 +22,10 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
     """Scores each sample, as :func:`~qreward.integrations.verl.compute_score` does, but with the prompt that verl sent to the model.
 
     The constructor raises ``ConfigError`` if a setting is wrong, or another reward function is configured, which would not be called.
+
+    Example:
+        ``reward.reward_manager.source=importlib reward.reward_manager.name=QRewardManager``
+        ``reward.reward_manager.module.path=pkg://qreward.integrations.verl``
     """
 
     def __init__(

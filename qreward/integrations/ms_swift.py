@@ -31,6 +31,9 @@ class QRewardORM:
     Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings. The
     attribute ``metrics`` has means over the last batch, such as ``judge_ok``. The constructor raises ``ConfigError`` if a setting is wrong.
 
+    Raises:
+        ConfigError: the settings are missing or wrong.
+
     Example:
         >>> orms: dict[str, type] = {}  # from swift.rewards import orms
         >>> orms["qreward"] = QRewardORM

@@ -36,6 +36,9 @@ class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     Args:
         settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
 
+    Raises:
+        ConfigError: the settings are missing or wrong.
+
     Example:
         ``super().__init__(rubric=QRewardRubric("reward.yaml"))`` in the constructor of an ``Environment``
     """

@@ -36,6 +36,10 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
     """Score responses, as :func:`results` does, in any number of threads. The values are lists, or numbers if there is one query.
 
     The settings are in the file that ``QREWARD_REWARD`` names. OpenRLHF logs an exception of this function, and continues without a reward.
+
+    Raises:
+        ConfigError: the settings are missing or wrong. OpenRLHF only logs the exceptions of this function, and continues without a reward.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     found = portal().call(results, queries, prompts, labels)
     if len(found) == 1:
@@ -48,6 +52,10 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
     """Return one mapping for each sample, in the form that OpenRLHF expects, with ``rewards``, ``scores`` and ``extra_logs``.
 
     ``queries`` are the ``prompts`` with their responses, as the tokenizer decodes them, with special tokens.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     made = ADAPTER.rewarder()
     rows: list[dict[str, Any]] = []
@@ -71,7 +79,11 @@ def __getattr__(name: str) -> Any:
     base: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
 
     class AgentExecutor(base):  # type: ignore[misc]  # OpenRLHF has no types
-        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads."""
+        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads.
+
+        Raises:
+            ConfigError: the settings are missing or wrong. The constructor raises this error, because OpenRLHF would only log a later one.
+        """
 
         def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
             super().__init__(None)

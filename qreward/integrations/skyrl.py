@@ -28,6 +28,9 @@ class QRewardEnv(_Env):  # type: ignore[misc]  # SkyRL-Gym has no types
     Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings. The
     constructor raises ``ConfigError`` if a setting is wrong.
 
+    Raises:
+        ConfigError: the settings are missing or wrong.
+
     Example:
         ``skyrl_gym.register(id="qreward", entry_point="qreward.integrations.skyrl:QRewardEnv")``
     """

@@ -18,6 +18,9 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
 
     Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories. The constructor
     raises ``ConfigError`` if a setting is wrong.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -193,6 +193,9 @@ class InvalidGroupFilter:
 
     A group is dropped if the score of an episode, which is the sum of its steps, or of a step is below half of :data:`INVALID`. ``filter``
     raises ``RewardUnavailable`` when ``MOST_DROPPED`` groups in a row were dropped.
+
+    Raises:
+        RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
     """
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:  # noqa: ARG002 - ROLL's signature

@@ -83,6 +83,9 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
 
     Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt. ``process_new_prompt`` raises
     ``RewardUnavailable`` when ``MOST_DROPPED`` prompts in a row were dropped.
+
+    Raises:
+        RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
     """
 
     def __init__(self) -> None:

@@ -23,6 +23,9 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
 
     The constructor raises ``ConfigError`` if a setting is wrong, or another reward function is configured, which would not be called.
 
+    Raises:
+        ConfigError: on construction, if a setting is wrong or another reward function is configured, which this manager would not call.
+
     Example:
         ``reward.reward_manager.source=importlib reward.reward_manager.name=QRewardManager``
         ``reward.reward_manager.module.path=pkg://qreward.integrations.verl``

@@ -1,4 +1,4 @@
-"""A program on the OpenAI SDK uses all endpoints of a client. Each endpoint fails in one request of ten, but every call succeeds.
+"""A program on the OpenAI SDK uses all endpoints of a client. Each endpoint fails in one request of twenty, but every call succeeds.
 
 Run it: ``python examples/openai_sdk.py``.
 """
@@ -17,7 +17,7 @@ from qreward.integrations.openai import async_openai_client
 from qreward.testing import FakeEndpoint, Faults, Latency
 
 JUDGE = {"models": ["judge-*"], "responder": "judge", "max_concurrency": 8, "latency": Latency(base=0.02, tokens=20)}
-FAKES = [FakeEndpoint(f"judge-{number}", faults=Faults(error_500=0.1, seed=number), **JUDGE) for number in range(2)]
+FAKES = [FakeEndpoint(f"judge-{number}", faults=Faults(error_500=0.05, seed=number), **JUDGE) for number in range(2)]
 
 
 class Verdict(BaseModel):

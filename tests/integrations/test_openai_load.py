@@ -11,7 +11,7 @@ import pytest
 from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk
 from shared_tools import until
 
-from qreward import Endpoint, QRewardClient, Timeouts
+from qreward import Endpoint, QRewardClient, Retry, Timeouts
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
 
 pytestmark = pytest.mark.real_time
@@ -24,7 +24,9 @@ def faulty(name: str, seed: int) -> FakeEndpoint:
 
 
 def client_of(fleet: FakeFleet) -> QRewardClient:
-    return QRewardClient([Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=2.0)) for name, url in fleet.urls.items()])
+    """With enough attempts that the faults, which come in any order, lose one call in 10^12."""
+    made = [Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=2.0)) for name, url in fleet.urls.items()]
+    return QRewardClient(made, retry=Retry(attempts=12, base=0.01))
 
 
 async def text_of(ours: openai.AsyncOpenAI, number: int) -> str:

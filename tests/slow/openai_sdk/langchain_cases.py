@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai_tools import MODEL, PERSON, ToolServer, ask, fleet_and_client, quick, requests, tools_and_client
 from pydantic import BaseModel
 
-from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
+from qreward import Endpoint, QRewardClient, Retry, SyncQRewardClient, Retry, Timeouts
 from qreward.integrations.openai import BASE_URL, async_http_client, http_client
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
 
@@ -42,7 +42,9 @@ def faulty(name: str, seed: int) -> FakeEndpoint:
 
 
 def client_of(fleet: FakeFleet) -> QRewardClient:
-    return QRewardClient([Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=0.5)) for name, url in fleet.urls.items()])
+    """With enough attempts that the faults, which come in any order, lose one call in 10^12."""
+    made = [Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=0.5)) for name, url in fleet.urls.items()]
+    return QRewardClient(made, retry=Retry(attempts=12, base=0.01))
 
 
 async def test_langchain_invokes_and_streams() -> None:

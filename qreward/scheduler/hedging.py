@@ -8,7 +8,8 @@ Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th perce
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
         tokens), and if a source with a free slot is expected to answer a copy well before it (Dean and Barroso, CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot, those with the most remaining time
-        first (LATE, Zaharia et al., OSDI 2008), if the attempt needs more than 1.25 times as long as the copy to finish a long answer.
+        first (LATE, Zaharia et al., OSDI 2008), if the attempt needs more than 1.25 times as long as the copy to finish a long answer. A copy
+        is not expected to be longer than the 99.9th percentile of answers, however long the attempt takes.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class HedgingPolicy:
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
-        new = source.latency.p99 is None
+        new, longest = source.latency.p99 is None, source.latency.at(0.999) or inf
         least = 0.0 if new else min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
             age, task = now - attempt.sent_at, attempt.task
@@ -90,7 +91,7 @@ class HedgingPolicy:
                 break
             if attempt.cancel_reason is not None:
                 continue
-            limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
+            limits = [(Overdue.TIMED_OUT, _limit(now, attempt, longest))]
             if self.may_be_copied(attempt):
                 limits.append((Overdue.HUNG, hung_after.get(task.pool, inf) * 2.0**task.suspected))
                 late = inf if task.feed is not None else hedged_after[task.streamed]
@@ -143,10 +144,12 @@ class HedgingPolicy:
         most = WORTH * min(filter(None, in_service), default=0.0)
         paces = [(source.service.recent(), place, source) for place, source in enumerate(pool.sources)]
         targets = [source for pace, _, source in sorted(paces) if 0 < pace <= most and source.ready_at(now) <= now]
-        for _, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
+        lasting = sorted(self._lasting(now, pool), key=lambda entry: -entry[0])
+        kept = self.policy.reserve / 2 if len(lasting) > self.balance else 0.0  # once the budget is enough for all, nothing is kept
+        for _, attempt in lasting:
             others = self.others(attempt.task)
             target = next((source for source in targets if source not in others and source.ready_at(now) <= now), None)
-            if target is not None and self.gains(now, attempt, target) and self.withdraw(self.policy.reserve / 2):
+            if target is not None and self.gains(now, attempt, target) and self.withdraw(kept):
                 yield attempt.task, target
 
     def is_late(self, now: float, attempt: Attempt, target: Source) -> bool:
@@ -166,7 +169,7 @@ class HedgingPolicy:
         if age > pool.common.lengths.p99 * pace and quick <= EQUAL * pace:
             return True
         length = pool.common.lengths.long(age / pace) if pace else 0.0
-        return length * pace - age > GAIN * length * quick
+        return length * pace - age > GAIN * min(length, pool.common.lengths.p999) * quick
 
     def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, Attempt]]:
         """Yield (remaining seconds, attempt) of attempts that belong to the last requests of a batch."""
@@ -192,12 +195,19 @@ def stalls_at(source: Source) -> float:
     return source.silence.alarm_at(source.counted_at, source.inflight, mean, source.inflight_seconds, new=new)
 
 
-def _limit(now: float, attempt: Attempt) -> float:
-    """Return the seconds that an attempt may take. The gaps of a stream that is being delivered have a limit of their own."""
-    source = attempt.source
+def _limit(now: float, attempt: Attempt, longest: float) -> float:
+    """Return the seconds that an attempt may take. The gaps of a stream that is being delivered have a limit of their own.
+
+    An attempt without a copy that takes longer than ``longest``, the longest answers of its source, leaves time for another one before the
+    deadline.
+    """
+    source, task = attempt.source, attempt.task
     if attempt.committed:
         return (source.attempt_timeout or inf) + attempt.held_until(now)
-    return source.attempt_limit(attempt.overdue)
+    limit, usual = source.attempt_limit(attempt.overdue), source.latency.p99
+    if task.copy is not None or usual is None:
+        return limit
+    return min(limit, max(HANG * longest, task.deadline - attempt.sent_at - 2.0 * usual))
 
 
 def _pace(source: Source, pool: Pool) -> float:

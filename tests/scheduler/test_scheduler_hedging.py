@@ -312,12 +312,19 @@ def test_no_tail_copy_is_made_while_items_of_any_bulk_wait_or_more_of_its_own_ma
 
 
 def test_tail_copies_leave_half_of_the_reserve_to_requests_that_hang() -> None:
-    driver = warm_all(Driver({"slow": 4, "quick": 8}, hedge=Hedge(after=1000.0, reserve=4, budget=0.0)), slow=0.2)
-    tasks = bulk_at(driver, "slow", 4)
+    driver = warm_all(Driver({"slow": 5, "quick": 10}, hedge=Hedge(after=1000.0, reserve=4, budget=0.0)), slow=0.2)
+    tasks = bulk_at(driver, "slow", 5)
     driver.wait(3.0)
     assert sum(task.copy is not None for task in tasks) == 2
     driver.wait(4.0)
     assert sum(task.suspected for task in tasks) == 2
+    assert sum(task.copy is not None for task in tasks) == 4
+
+
+def test_the_last_requests_may_use_the_whole_budget_once_it_is_enough_for_all_of_them() -> None:
+    driver = warm_all(Driver({"slow": 4, "quick": 8}, hedge=Hedge(after=1000.0, reserve=4, budget=0.0)), slow=0.2)
+    tasks = bulk_at(driver, "slow", 4)
+    driver.wait(3.0)
     assert all(task.copy is not None for task in tasks)
 
 

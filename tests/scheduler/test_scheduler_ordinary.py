@@ -132,6 +132,34 @@ def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> Non
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_hangs_at_the_only_server_is_sent_again_before_its_timeout_and_nothing_is_lost() -> None:
+    wrong = []
+    for seed in seeds(4, first=1):
+        for how in ("batch", "calls"):
+            fleet = Fleet([replace(VLLM, slots=8, hangs=0.003, waiting=[], starts=[])], seed)
+            seconds = fleet.batch(mixed(seed)) if how == "batch" else fleet.calls(mixed(seed), 24)
+            if fleet.lost:
+                wrong.append(f"{how}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_servers_that_are_slow_or_hang_do_not_hold_up_the_end_of_a_small_batch() -> None:
+    """Servers, items of a batch, and the most seconds."""
+    cases = {
+        "hangs": ([Server(), Server(base=0.15), Server(base=1.2), Server(base=0.2, slots=16, hangs=0.02)], 300, 2.0),
+        "slow with load": ([Server(load=0.02), Server(load=0.05), Server(base=1.2, load=0.1)], 800, 6.5),
+        "away in turn": ([Server(load=0.05, away=(20, 5)), Server(load=0.1, away=(8, 2))], 1500, 35.0),
+    }
+    wrong = []
+    for name, (servers, items, most) in cases.items():
+        for seed in seeds(4, first=1):
+            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
+            seconds = fleet.batch([EQUAL] * items)
+            if fleet.lost or seconds > most:
+                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_server_that_is_back_is_used_within_seconds_also_if_the_other_one_could_do_everything() -> None:
     """For steps of so many calls: the most seconds from its return, or from its last failure, until the server answers a call."""
     wrong = []

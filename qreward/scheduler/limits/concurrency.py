@@ -11,7 +11,7 @@ W3  A reject sets the limit to the number of requests that are still served, les
     good answers is ignored, unless it carries a hint (``Retry-After``).
 W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
     reject of a try takes it back, and has no other effect. If it carries a hint, the next try comes after twenty times that wait.
-W5  If two rejects in a row find no other request in flight, the source is away, not full. Start again as in W1.
+W5  If a reject finds no other request in flight, the source is away, not full. Start again as in W1.
 """
 
 from __future__ import annotations
@@ -157,7 +157,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._elasticity = Elasticity()
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
         self._good = self.most  # answers since the last reject
-        self._away = 0  # rejects in a row with no other request in flight
         self._clean = 0  # answers since the last try or reject
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
@@ -177,7 +176,6 @@ class AdaptiveLimit(ConcurrencyLimit):
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
         self._clean += 1
         self._good += 1
-        self._away = 0
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
         current = self._round
@@ -194,8 +192,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._good = 0
         if lone:
             return False
-        self._away += others == 0
-        if self._away > 1:
+        if not others:
             self.reason = "nobody was served: starting again"
             self._begin(now, others)
             return True

@@ -316,8 +316,10 @@ def test_a_dialect_that_the_server_has_not_is_a_clear_error(pair: Pair) -> None:
 
 
 def test_a_judge_finds_a_method_that_works(pair: Pair) -> None:
+    """The weights are random, so any total probability of the options will do."""
+
     async def main() -> Any:
-        async with client_of(*pair) as client, Judge(client, model=MODEL, method="auto", scale=(0, 4)) as judge:
+        async with client_of(*pair) as client, Judge(client, model=MODEL, method="auto", scale=(0, 4), min_label_mass=0) as judge:
             return await judge.score("Rate: How clear?", "What is 7 x 8? The answer is 56.", timeout=60)
 
     verdict = asyncio.run(main())

@@ -161,49 +161,59 @@ MARGIN = 2.0
 """Factor on the time that the faster sources need for an item. A slower source is used if its own time for the item is at most the product.
 With 1.3, half as many copies are made, but more capacity stays idle (simulated)."""
 SWAY = 1.1
-"""Factor by which the seconds per token of a source may rise between two evaluations of the pool before the source is held back."""
+"""Factor by which the times that are compared may differ before a source is held back, because they change between two evaluations."""
 REFRESH, SHARE = 0.1, 0.1
 """``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the remaining time of the pool's
 batches that passes between two evaluations."""
 LONGEST = 5.0
 """Largest number of seconds between two evaluations of the pool."""
+BUSY = 10.0
+"""Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
 
 
 class TailGuard:
     """Keeps a slow source from taking one of the last items of a pool's batches if faster sources will finish that item sooner.
 
     The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The output
-    length of an item is not known beforehand. The comparison assumes a long answer (see ``stats.LONG``), because long answers end last.
+    length of an item is not known beforehand, so the rule is applied twice. A typical answer of the source must end before the faster
+    sources have answered all that is left. A long answer (see ``stats.LONG``) may take ``MARGIN`` times as long as a long one there.
     """
 
     def __init__(self) -> None:
-        self._look_at = -inf  # time of the next evaluation
+        self.look_at = -inf  # time of the next evaluation
         self._limit = inf  # largest seconds per token of a source that is used; inf if all sources are used
+        self._rest: dict[Source, float] = {}  # source -> seconds in which faster ones answer all that is left
 
     def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
         """Return whether the source should leave the remaining batch items to faster sources."""
-        if now >= self._look_at:
-            self._limit, drain = self._slowest(now, pool)
-            self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
-        return self._limit < inf and source.service.recent() > SWAY * self._limit
+        if now >= self.look_at:
+            drain = self._evaluate(now, pool)
+            self.look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
+        if self._limit < inf and source.service.recent() > SWAY * self._limit:
+            return True
+        return source in self._rest and source.answers_in(now, pool) > SWAY * self._rest[source]
 
-    @staticmethod
-    def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """Return the most seconds per token of a source that should take the remaining items, and the seconds until all of them are taken.
-        The first is inf, for all sources, if many items are left or too little is known."""
+    def _evaluate(self, now: float, pool: Pool) -> float:
+        """Compare the sources. Returns the seconds until all items are taken; 0 if many items are left or too little is known."""
         pool.common.count(now)
+        self._limit = inf
+        self._rest.clear()
         left, lengths = pool.queue.left(), pool.common.lengths
         long = lengths.at(1 - LONG)
         if left == inf or not long:
-            return inf, 0.0
-        rates = [(source.service.recent(), source.rate()) for source in pool.sources if source.available_soon(now)]
-        rate = 0.0
-        quickest = slowest = limit = inf
-        for pace, each in sorted((pace, each) for pace, each in rates if pace):
+            return 0.0
+        paces = [(source.service.recent(), place, source) for place, source in enumerate(pool.sources) if source.available_soon(now)]
+        rate = usual = 0.0
+        quickest = slowest = inf
+        for pace, _, source in sorted(each for each in paces if each[0]):
             if not rate:
-                quickest = pace
-            elif limit == inf and long * pace > MARGIN * (left / rate + long * quickest):
-                limit = slowest
+                quickest, usual = pace, max(source.latency.mean, pool.common.expected(now, source.service))
+            else:
+                rest = left / rate + usual
+                if rest < BUSY * pool.common.expected(now, source.service):
+                    self._rest[source] = rest
+                if self._limit == inf and long * pace > MARGIN * (left / rate + long * quickest):
+                    self._limit = slowest
             slowest = pace
-            rate += each
-        return limit, left / rate if rate else 0.0
+            rate += source.rate()
+        return left / rate if rate else 0.0

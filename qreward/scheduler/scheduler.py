@@ -107,6 +107,7 @@ class Scheduler:
 
     def open(self, now: float, feed: BatchFeed) -> None:
         """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
+        feed.pool.tail_guard.look_at = -inf  # more items are left than at the last evaluation
         if feed.incoming:
             self.outages.enter(now, feed)
             self.refill(now, feed)

@@ -160,6 +160,28 @@ def test_servers_that_are_slow_or_hang_do_not_hold_up_the_end_of_a_small_batch()
     assert not wrong, "\n".join(wrong)
 
 
+def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_do() -> None:
+    """Two servers, and the most seconds for ten batches of 128 items: each batch fits into the concurrency limits of both."""
+    cases = {
+        "slow with load": ([Server(base=0.15, load=0.05), Server(load=0.1)], 20.0),
+        "half as many slots": ([replace(VLLM, slots=8), VLLM], 42.0),
+        "four slow slots": ([Server(load=0.02), Server(base=0.8, slots=4)], 18.0),
+        "eight times slower": ([Server(base=0.15, load=0.1), Server(base=1.2, load=0.05)], 35.0),
+        "half as fast": ([Server(base=0.6, load=0.1), Server(load=0.05)], 38.0),
+        "one is hardly needed": ([Server(base=0.1, slots=64), Server(base=0.8, slots=4)], 3.0),
+    }
+    wrong = []
+    for name, (servers, most) in cases.items():
+        for seed in seeds(2, first=1):
+            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
+            for _ in range(10):
+                fleet.ended = 0
+                seconds = fleet.batch([EQUAL] * 128)
+            if fleet.lost or seconds > most:
+                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_server_that_is_back_is_used_within_seconds_also_if_the_other_one_could_do_everything() -> None:
     """For steps of so many calls: the most seconds from its return, or from its last failure, until the server answers a call."""
     wrong = []

@@ -125,7 +125,7 @@ class StreamTiming:
 
 
 ENOUGH, FADE, REFRESH = 100, 4000, 32
-"""Numbers of answers: for ``p99`` and ``p999`` to be known, after which weights are halved, and after which quantiles are recomputed."""
+"""Numbers of answers: for ``p999`` to be known, after which weights are halved, and after which quantiles are recomputed."""
 LONG = 0.03
 """Share (0 to 1) of the answers that are longer than a *long* answer. Long answers determine when a batch ends; the mean does not."""
 STRETCH = 1.6
@@ -141,17 +141,18 @@ class AnswerLengths:
         self.at = self._sizes.at
         self._beyond: list[float] = []
         self._fresh = 0
-        self.p99 = self.p999 = inf  # inf before a hundred answers
+        self.p99 = self.p999 = inf  # inf before ``KNOWN``, and before ``ENOUGH`` answers
 
     def add(self, lengths: list[float]) -> None:
         for length in lengths:
             self._sizes.add(length)
         self._fresh += len(lengths)
-        if self._fresh >= REFRESH:
+        if self._fresh >= REFRESH or (self.p99 == inf and self._sizes.count >= KNOWN):
             self._fresh = 0
             self._beyond = []
-            if self._sizes.count >= ENOUGH:
+            if self._sizes.count >= KNOWN:
                 self.p99 = self._sizes.at(0.99) or inf
+            if self._sizes.count >= ENOUGH:
                 self.p999 = self._sizes.at(0.999) or inf
 
     def long(self, least: float) -> float:

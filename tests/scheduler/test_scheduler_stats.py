@@ -112,12 +112,16 @@ def spread(count: int, seed: int = 0) -> list[int]:
     return [max(1, round(rng.lognormvariate(5.0, 0.8))) for _ in range(count)]
 
 
-def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
+def test_nothing_is_called_rare_before_twenty_answers_nor_extreme_before_a_hundred() -> None:
     lengths = AnswerLengths()
     assert lengths.p99 == lengths.p999 == inf
     assert lengths.at(0.5) is None
-    told(lengths, [20] * (ENOUGH - 1))
+    told(lengths, [20] * (KNOWN - 1))
     assert lengths.p99 == lengths.p999 == inf
+    told(lengths, [20])
+    assert lengths.p99 == pytest.approx(20, rel=0.06)
+    told(lengths, [20] * (ENOUGH - KNOWN - 1))
+    assert lengths.p999 == inf
     told(lengths, [20] * REFRESH)
     assert lengths.p99 == pytest.approx(20, rel=0.06)
     assert lengths.p999 == pytest.approx(20, rel=0.06)

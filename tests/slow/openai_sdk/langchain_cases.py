@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai_tools import MODEL, PERSON, ToolServer, ask, fleet_and_client, quick, requests, tools_and_client
 from pydantic import BaseModel
 
-from qreward import Endpoint, QRewardClient, Retry, SyncQRewardClient, Retry, Timeouts
+from qreward import Endpoint, QRewardClient, Retry, SyncQRewardClient, Timeouts
 from qreward.integrations.openai import BASE_URL, async_http_client, http_client
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
 

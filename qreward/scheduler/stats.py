@@ -126,6 +126,9 @@ class StreamTiming:
 
 ENOUGH, FADE, REFRESH = 100, 4000, 32
 """Numbers of answers: for ``p999`` to be known, after which weights are halved, and after which quantiles are recomputed."""
+EXTREME = 4.0
+"""Before ``ENOUGH`` answers, ``p999`` is ``EXTREME`` times the longest answer so far. If lengths are lognormal (sigma 1), fewer than one in
+a thousand is longer than four times the longest of twenty. Without a value, what hung in a first batch of 24 was given up after 10 s."""
 LONG = 0.03
 """Share (0 to 1) of the answers that are longer than a *long* answer. Long answers determine when a batch ends; the mean does not."""
 STRETCH = 1.6
@@ -141,7 +144,7 @@ class AnswerLengths:
         self.at = self._sizes.at
         self._beyond: list[float] = []
         self._fresh = 0
-        self.p99 = self.p999 = inf  # inf before ``KNOWN``, and before ``ENOUGH`` answers
+        self.p99 = self.p999 = inf  # inf before ``KNOWN`` answers
 
     def add(self, lengths: list[float]) -> None:
         for length in lengths:
@@ -152,8 +155,7 @@ class AnswerLengths:
             self._beyond = []
             if self._sizes.count >= KNOWN:
                 self.p99 = self._sizes.at(0.99) or inf
-            if self._sizes.count >= ENOUGH:
-                self.p999 = self._sizes.at(0.999) or inf
+                self.p999 = (self._sizes.at(0.999) or inf) if self._sizes.count >= ENOUGH else EXTREME * self.p99
 
     def long(self, least: float) -> float:
         """Return the length of a long answer (see ``LONG``) among the answers longer than ``least``."""

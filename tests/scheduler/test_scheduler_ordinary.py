@@ -160,6 +160,14 @@ def test_servers_that_are_slow_or_hang_do_not_hold_up_the_end_of_a_small_batch()
     assert not wrong, "\n".join(wrong)
 
 
+def batches(fleet: Fleet, items: int) -> float:
+    """Run ten batches of so many equal items, one after the other, and return when the last one ended."""
+    for _ in range(10):
+        fleet.ended = 0
+        seconds = fleet.batch([EQUAL] * items)
+    return seconds
+
+
 def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_do() -> None:
     """Two servers, and the most seconds for ten batches of 128 items: each batch fits into the concurrency limits of both."""
     cases = {
@@ -174,11 +182,19 @@ def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_d
     for name, (servers, most) in cases.items():
         for seed in seeds(2, first=1):
             fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
-            for _ in range(10):
-                fleet.ended = 0
-                seconds = fleet.batch([EQUAL] * 128)
+            seconds = batches(fleet, 128)
             if fleet.lost or seconds > most:
                 wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_hangs_in_one_of_the_first_small_batches_costs_seconds() -> None:
+    wrong = []
+    for seed in seeds(8, first=1):
+        fleet = Fleet([Server(load=0.02), Server(base=0.2, slots=64, hangs=0.01)], seed)
+        seconds = batches(fleet, 24)
+        if fleet.lost or seconds > 10.0:
+            wrong.append(f"seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -61,15 +61,15 @@ def test_an_attempt_far_longer_than_the_longest_answers_at_its_sources_pace_is_c
         assert task.suspected == 1, what
         driver.ok(copy(task))
         assert isinstance(driver.outcome(task), Answer), what
-    unknown = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY), answers=48)
-    task = hang(unknown, "a")
-    unknown.wait(4.5)
+    known = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY), answers=48)
+    task = hang(known, "a")
+    known.wait(4.5)
     assert task.copy is None, "little is known, so only what takes four times as long as the longest answer is suspected"
-    unknown.wait(1.5)
+    known.wait(1.5)
     assert copy(task).source.name == "b"
-    early = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY), answers=8)
-    task = hang(early, "a")
-    early.wait(9.0)
+    unknown = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY), answers=8)
+    task = hang(unknown, "a")
+    unknown.wait(9.0)
     assert task.copy is None, "too little is known to suspect anything"
 
 

@@ -151,7 +151,7 @@ class AnswerLengths:
             self._sizes.add(length)
         self._fresh += len(lengths)
         if self._fresh >= REFRESH or (self.p99 == inf and self._sizes.count >= KNOWN):
-            self._fresh = 0
+            self._fresh %= REFRESH
             self._beyond = []
             if self._sizes.count >= KNOWN:
                 self.p99 = self._sizes.at(0.99) or inf

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.real_time]
 ITEMS = [(f"What is {number} + 2?", f"It is {number + 2}.") for number in range(120)]
 JOINED = "{prompt} {response}"
 FEW = 12
-CLOSE = 0.06
+CLOSE = 0.03
 """How far a number may be off, as a share of the spread: the server computes in bfloat16, and the forward pass in float32."""
 LABELS = ["bad", "fair", "good"]
 

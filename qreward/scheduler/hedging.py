@@ -85,7 +85,7 @@ class HedgingPolicy:
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
-        new, longest = source.latency.p99 is None, source.latency.at(0.999) or inf
+        new = source.latency.p99 is None
         least = 0.0 if new else min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
             age, task = now - attempt.sent_at, attempt.task
@@ -94,7 +94,7 @@ class HedgingPolicy:
                 break
             if attempt.cancel_reason is not None:
                 continue
-            limits = [(Overdue.TIMED_OUT, _limit(now, attempt, longest))]
+            limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
             if self.may_be_copied(attempt):
                 limits.append((Overdue.HUNG, hung_after.get(task.pool, inf) * 2.0**task.suspected))
                 late = inf if task.feed is not None else hedged_after[task.streamed]
@@ -145,8 +145,8 @@ class HedgingPolicy:
             return
         in_service = [source.service.recent() for source in pool.sources if source.available_soon(now)]
         most = WORTH * min(filter(None, in_service), default=0.0)
-        paces = [(source.service.recent(), place, source) for place, source in enumerate(pool.sources)]
-        targets = [source for pace, _, source in sorted(paces) if 0 < pace <= most and source.ready_at(now) <= now]
+        quickest_first = sorted(pool.sources, key=lambda source: source.service.recent())
+        targets = [source for source in quickest_first if 0 < source.service.recent() <= most and source.ready_at(now) <= now]
         lasting = sorted(self._lasting(now, pool), key=lambda entry: -entry[0])
         kept = self.policy.reserve / 2 if len(lasting) > self.balance else 0.0  # once the budget is enough for all, nothing is kept
         for _, attempt in lasting:
@@ -198,11 +198,11 @@ def stalls_at(source: Source) -> float:
     return source.silence.alarm_at(source.counted_at, source.inflight, mean, source.inflight_seconds, new=new)
 
 
-def _limit(now: float, attempt: Attempt, longest: float) -> float:
+def _limit(now: float, attempt: Attempt) -> float:
     """Return the seconds that an attempt may take. The gaps of a stream that is being delivered have a limit of their own.
 
-    An attempt without a copy that takes much longer than ``longest``, the 99.9th percentile of the answers of its source, leaves time for
-    another one before the deadline.
+    An attempt without a copy leaves time for another one before the deadline, once it takes much longer than nearly all answers of its
+    source (see ``NEVER``).
     """
     source, task = attempt.source, attempt.task
     if attempt.committed:
@@ -210,7 +210,8 @@ def _limit(now: float, attempt: Attempt, longest: float) -> float:
     limit, usual = source.attempt_limit(attempt.overdue), source.latency.p99
     if task.copy is not None or usual is None:
         return limit
-    return min(limit, max(NEVER * longest, task.deadline - attempt.sent_at - 2.0 * usual))
+    last = task.deadline - attempt.sent_at - 2.0 * usual
+    return limit if last >= limit else min(limit, max(NEVER * (source.latency.at(0.999) or inf), last))
 
 
 def _pace(source: Source, pool: Pool) -> float:

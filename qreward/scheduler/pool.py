@@ -202,10 +202,11 @@ class TailGuard:
         long = lengths.at(1 - LONG)
         if left == inf or not long:
             return 0.0
-        paces = [(source.service.recent(), place, source) for place, source in enumerate(pool.sources) if source.available_soon(now)]
+        known = [source for source in pool.sources if source.service.recent() and source.available_soon(now)]
         rate = usual = 0.0
         quickest = slowest = inf
-        for pace, _, source in sorted(each for each in paces if each[0]):
+        for source in sorted(known, key=lambda source: source.service.recent()):
+            pace = source.service.recent()
             if not rate:
                 quickest, usual = pace, max(source.latency.mean, pool.common.expected(now, source.service))
             else:

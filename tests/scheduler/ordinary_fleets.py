@@ -102,7 +102,7 @@ class Fleet:
         feed = BatchFeed(self.pool, Priority.NORMAL, self, 0.0, timeout=timeout)
         feed.left = len(sizes)
         self.scheduler.open(self.now, feed)
-        self._run(len(sizes), until)
+        self._run(self.ended + len(sizes), until)
         return self.now
 
     def calls(self, sizes: Sequence[int], at_once: int, timeout: float = 60.0, until: float = 1e4) -> float:

@@ -109,10 +109,37 @@ def test_ordinary_fleets_lose_nothing_keep_their_sources_in_service_and_are_near
     assert not wrong, "\n".join(wrong)
 
 
+Cases = dict[str, tuple[list[Server], Callable[[Fleet], float], float]]
+"""The servers, the work, and the most seconds that it may take."""
+
+
+def too_slow(cases: Cases, count: int) -> list[str]:
+    """Do the work of each case with so many seeds. Returns what took too long or lost something."""
+    wrong = []
+    for name, (servers, work, most) in cases.items():
+        for seed in seeds(count, first=1):
+            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
+            seconds = work(fleet)
+            if fleet.lost or seconds > most:
+                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
+    return wrong
+
+
+def steps_of(items: int) -> Callable[[Fleet], float]:
+    """Ten batches of so many equal items, one after the other."""
+
+    def work(fleet: Fleet) -> float:
+        for _ in range(10):
+            fleet.batch([EQUAL] * items)
+        return fleet.now
+
+    return work
+
+
 def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> None:
     """Work and the seconds in which it is done; without the silent server it takes 0.3 s for each 32 items."""
     silent, good = Server(hangs=1.0), Server(base=0.3, slots=32)
-    cases: dict[str, tuple[list[Server], Callable[[Fleet], float], float]] = {
+    cases: Cases = {
         "a batch": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 1000), 13.0),
         "a small batch": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 40), 13.0),
         "one whose copies use up the budget": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 36), 15.0),
@@ -122,14 +149,7 @@ def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> Non
         "two of three": ([silent, silent, good], lambda fleet: fleet.batch([EQUAL] * 500), 25.0),
         "half of the requests": ([replace(silent, hangs=0.5), good], lambda fleet: fleet.calls([EQUAL] * 500, 24), 13.0),
     }
-    wrong = []
-    for name, (servers, work, most) in cases.items():
-        for seed in seeds(2, first=1):
-            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
-            seconds = work(fleet)
-            if fleet.lost or seconds > most:
-                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
-    assert not wrong, "\n".join(wrong)
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
 def test_what_hangs_at_the_only_server_is_sent_again_before_its_timeout_and_nothing_is_lost() -> None:
@@ -143,58 +163,33 @@ def test_what_hangs_at_the_only_server_is_sent_again_before_its_timeout_and_noth
 
 
 def test_servers_that_are_slow_or_hang_do_not_hold_up_the_end_of_a_small_batch() -> None:
-    """Servers, items of a batch, and the most seconds."""
-    cases = {
-        "hangs": ([Server(), Server(base=0.15), Server(base=1.2), Server(base=0.2, slots=16, hangs=0.02)], 300, 2.0),
-        "slow with load": ([Server(load=0.02), Server(load=0.05), Server(base=1.2, load=0.1)], 800, 6.5),
-        "away in turn": ([Server(load=0.05, away=(20, 5)), Server(load=0.1, away=(8, 2))], 1500, 35.0),
+    hanging = [Server(), Server(base=0.15), Server(base=1.2), Server(base=0.2, slots=16, hangs=0.02)]
+    loaded = [Server(load=0.02), Server(load=0.05), Server(base=1.2, load=0.1)]
+    away = [Server(load=0.05, away=(20, 5)), Server(load=0.1, away=(8, 2))]
+    cases: Cases = {
+        "hangs": (hanging, lambda fleet: fleet.batch([EQUAL] * 300), 2.0),
+        "slow with load": (loaded, lambda fleet: fleet.batch([EQUAL] * 800), 6.5),
+        "away in turn": (away, lambda fleet: fleet.batch([EQUAL] * 1500), 35.0),
     }
-    wrong = []
-    for name, (servers, items, most) in cases.items():
-        for seed in seeds(4, first=1):
-            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
-            seconds = fleet.batch([EQUAL] * items)
-            if fleet.lost or seconds > most:
-                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
-    assert not wrong, "\n".join(wrong)
-
-
-def batches(fleet: Fleet, items: int) -> float:
-    """Run ten batches of so many equal items, one after the other, and return when the last one ended."""
-    for _ in range(10):
-        fleet.ended = 0
-        seconds = fleet.batch([EQUAL] * items)
-    return seconds
+    assert not (wrong := too_slow(cases, 4)), "\n".join(wrong)
 
 
 def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_do() -> None:
-    """Two servers, and the most seconds for ten batches of 128 items: each batch fits into the concurrency limits of both."""
-    cases = {
-        "slow with load": ([Server(base=0.15, load=0.05), Server(load=0.1)], 20.0),
-        "half as many slots": ([replace(VLLM, slots=8), VLLM], 46.0),
-        "four slow slots": ([Server(load=0.02), Server(base=0.8, slots=4)], 18.0),
-        "eight times slower": ([Server(base=0.15, load=0.1), Server(base=1.2, load=0.05)], 35.0),
-        "half as fast": ([Server(base=0.6, load=0.1), Server(load=0.05)], 38.0),
-        "one is hardly needed": ([Server(base=0.1, slots=64), Server(base=0.8, slots=4)], 3.0),
+    """Each batch of 128 items fits into the concurrency limits of both servers."""
+    cases: Cases = {
+        "slow with load": ([Server(base=0.15, load=0.05), Server(load=0.1)], steps_of(128), 20.0),
+        "half as many slots": ([replace(VLLM, slots=8), VLLM], steps_of(128), 46.0),
+        "four slow slots": ([Server(load=0.02), Server(base=0.8, slots=4)], steps_of(128), 18.0),
+        "eight times slower": ([Server(base=0.15, load=0.1), Server(base=1.2, load=0.05)], steps_of(128), 35.0),
+        "half as fast": ([Server(base=0.6, load=0.1), Server(load=0.05)], steps_of(128), 38.0),
+        "one is hardly needed": ([Server(base=0.1, slots=64), Server(base=0.8, slots=4)], steps_of(128), 3.0),
     }
-    wrong = []
-    for name, (servers, most) in cases.items():
-        for seed in seeds(2, first=1):
-            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
-            seconds = batches(fleet, 128)
-            if fleet.lost or seconds > most:
-                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
-    assert not wrong, "\n".join(wrong)
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
 def test_what_hangs_in_one_of_the_first_small_batches_costs_seconds() -> None:
-    wrong = []
-    for seed in seeds(8, first=1):
-        fleet = Fleet([Server(load=0.02), Server(base=0.2, slots=64, hangs=0.01)], seed)
-        seconds = batches(fleet, 24)
-        if fleet.lost or seconds > 10.0:
-            wrong.append(f"seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
-    assert not wrong, "\n".join(wrong)
+    cases: Cases = {"hangs": ([Server(load=0.02), Server(base=0.2, slots=64, hangs=0.01)], steps_of(24), 10.0)}
+    assert not (wrong := too_slow(cases, 8)), "\n".join(wrong)
 
 
 def test_a_server_that_is_back_is_used_within_seconds_also_if_the_other_one_could_do_everything() -> None:

@@ -183,10 +183,12 @@ class FailurePolicy:
         return ejected or len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source) -> tuple[float, Source | None]:
-        # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
-        best = task.pool.best(now, task)[1] if task.tries < 2 else None
-        elsewhere = best is not None and best is not source and (task.burden(source) > 1.0 or best.ready_at(now) <= now)
-        return 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng), best
+        wait = backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
+        if task.tries >= 2:  # later retries wait in any case, so that circuit breakers open before the attempts are used up
+            return wait, None
+        elsewhere, best = task.pool.best(now, task)  # without ``source``, which still holds the attempt
+        here = max(wait, source.ready_at(now, slot=True) - now) + 2.0 * source.answers_in(now, task.pool)
+        return (0.0, best) if elsewhere <= here else (wait, None)
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:

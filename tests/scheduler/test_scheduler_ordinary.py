@@ -187,6 +187,18 @@ def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_d
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
+def test_a_call_that_failed_at_a_fast_server_is_not_sent_to_a_slow_one_that_would_answer_it_later() -> None:
+    """Ten steps of 24 calls take 3 s without a failure, and 6 s on average with the backoff of those that fail."""
+
+    def steps(fleet: Fleet) -> float:
+        for _ in range(10):
+            fleet.calls([EQUAL] * 24, 24)
+        return fleet.now
+
+    cases: Cases = {f"{base:g} s": ([quick(errors=0.05), quick(base=base)], steps, 9.0 + 2 * base) for base in (3.0, 10.0)}
+    assert not (wrong := too_slow(cases, 4)), "\n".join(wrong)
+
+
 def test_what_hangs_in_one_of_the_first_small_batches_costs_seconds() -> None:
     cases: Cases = {"hangs": ([Server(load=0.02), Server(base=0.2, slots=64, hangs=0.01)], steps_of(24), 10.0)}
     assert not (wrong := too_slow(cases, 8)), "\n".join(wrong)

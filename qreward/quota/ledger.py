@@ -509,6 +509,10 @@ class CappedLimit(ConcurrencyLimit):
         self.limit = int(max(1, min(self._inner.limit, permits)))
         self.reason = "its share" if permits < self._inner.limit else self._inner.reason
 
+    def start_with(self, items: int) -> None:
+        self._inner.start_with(items)
+        self.cap(self._permits)
+
     def sent(self, now: float, inflight: int) -> None:
         self.peak = max(self.peak, inflight)
         self._inner.sent(now, inflight)

@@ -69,15 +69,15 @@ class CommonService:
     """
 
     __slots__ = (
-        "_answers", "_count", "_counted_at", "_expected", "_failures", "_failures_at", "_length", "_pending", "_seconds", "_sent", "_sums",
-        "_tokens", "lengths", "overhead", "pace", "prior_seconds", "prior_work", "typical",
+        "_answers", "_count", "_counted_at", "_expected", "_failures", "_failures_at", "_pending", "_seconds", "_sent", "_sums",
+        "_tokens", "length", "lengths", "overhead", "pace", "prior_seconds", "prior_work", "typical",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.lengths = AnswerLengths()
         self.overhead, self.typical, self.pace = 0.0, 1.0, 0.0
         self.prior_seconds, self.prior_work = 0.0, PRIOR
-        self._length = 1.0  # mean length of an answer
+        self.length = 1.0  # mean length of an answer
         self._seconds = self._answers = self._tokens = 0.0  # decayed sums; the work is ``overhead * answers + tokens``
         self._count = 0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
@@ -165,20 +165,20 @@ class CommonService:
         more = len(answers)
         unknown = more - known
         if not self._count and known:
-            self._length = length / known
+            self.length = length / known
         before, self._count = self._count, self._count + more
         keep = before / self._count if self._count < LONG_MEMORY else (1.0 - 1.0 / LONG_MEMORY) ** more
         self._seconds = keep * self._seconds + total_alone
         self._answers = keep * self._answers + more
-        self._tokens = keep * self._tokens + length + unknown * self._length
-        self._length += (length - known * self._length) / more * (1.0 - keep)
+        self._tokens = keep * self._tokens + length + unknown * self.length
+        self.length += (length - known * self.length) / more * (1.0 - keep)
         if known:
             n, t, tt, y, ty = self._sums
             fade = 0.995**known
             self._sums = (fade * n + known, fade * t + length, fade * tt + squares, fade * y + work, fade * ty + products)
             if self._count // FIT_EVERY > before // FIT_EVERY:
                 self._fit()
-        self.typical = self.overhead + self._length
+        self.typical = self.overhead + self.length
         self.pace = self._seconds / (self.overhead * self._answers + self._tokens)
         self.prior_work = PRIOR * self.typical
         self.prior_seconds = self.prior_work * self.pace
@@ -236,6 +236,8 @@ class SourceService:
             self._seconds += seconds
             self._answers += 1.0
             self._tokens += common.typical - common.overhead
+            if not self._length:
+                self._taken, self._length = seconds, common.typical
 
     def failed(self, now: float) -> None:
         self._age(now)

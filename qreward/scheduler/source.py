@@ -155,6 +155,8 @@ class Source:
         self.counted_at = now
         self.inflight += 1
         attempt.order = self.tally.sent = self.tally.sent + 1
+        if attempt.order == 1 and attempt.task.size > 1:
+            self.window.start_with(attempt.task.size)
         self.window.sent(now, self.inflight)
         self.silence.sent(now, self.inflight, self.inflight_seconds)
         if self.cooldown.pauses:
@@ -192,13 +194,13 @@ class Source:
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         self.latency.add(taken - held)
-        pool = attempt.task.pool
+        pool, work = attempt.task.pool, answer.output_tokens or attempt.task.size or None
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
             load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
-            pool.common.answered(now, self.service, taken - held, answer.output_tokens, load, min(self.window.limit, CAPACITY))
+            pool.common.answered(now, self.service, taken - held, work, load, min(self.window.limit, CAPACITY))
         self.silence.broken(now, self.inflight, self.latency.mean, self.inflight_seconds)
         if held <= HELD * taken:
-            self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
+            self.window.ok(now, sent_at, work, self.inflight)
         if self.cooldown.pauses:
             self.cooldown.ok(sent_at)
         if self.learned is not None:

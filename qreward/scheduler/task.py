@@ -77,6 +77,7 @@ class Task:
     index: int  # position of the task within its ``waiter``
     tenant: str | None = None  # tenant of a task outside of batches; a batch item has the tenant of its feed
     feed: BatchFeed | None = None  # the batch from which the task was taken
+    size: int = 0  # number of items that are merged into the task; 0 for a task of another kind
     state: TaskState = TaskState.NEW
     queued: bool = False  # it is in the queue
     number: int = 0  # unique among the live tasks of a scheduler

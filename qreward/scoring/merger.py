@@ -111,7 +111,7 @@ class MergedRequest(Task):
 
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
-        self.members, self.items = items, tuple(items)
+        self.members, self.items, self.size = items, tuple(items), len(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
             self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
@@ -139,7 +139,6 @@ class RequestMerger(Waiter):
         self._collector = Collector()
         self._unfilled: dict[Class, MergedRequest] = {}  # the request of each class with waiting items, until it is filled
         self._feeds: dict[int, BatchFeed] = {}  # priority level -> feed of the requests with items of batches
-        self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the items of this merger
         self._unread = 0.0  # number of items that batches have not added yet; inf if unknown
         self._sent_at = -inf  # when a merged request was last filled
@@ -242,7 +241,7 @@ class RequestMerger(Waiter):
         else:
             feed.buffer.append(request)
         feed.ended = not self._unread
-        feed.left = None if self._unread == inf else len(feed.buffer) + ceil((self.waiting + self._unread) / sizing.MOST)
+        feed.left = None if self._unread == inf else len(feed.buffer) + ceil((self.waiting + self._unread) / self.pool.common.length)
         scheduler.refill(now, feed)
 
     def _wake_at(self, wake: float) -> None:
@@ -340,9 +339,10 @@ class RequestMerger(Waiter):
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
         most = ALL if limits.items is None else limits.items
-        if self.spec.divides:
-            service = self._services.get(source) or sizing.ServiceTimeModel()
-            most = min(most, sizing.length(now, self.pool, self.waiting + len(before) + self._unread, service))
+        if self.spec.divides and source in self._limits:
+            unread = AHEAD if self._unread == inf else self._unread  # an unknown rest is taken to be as long as what is read ahead
+            waiting = self.waiting + len(before) + unread
+            most = min(most, sizing.length(now, self.pool, waiting, source, self._limits))
         most = max(0, most - len(before))
         first = self._collector.first()
         level = before[0].level if before else -1 if first is None else first.key[0]
@@ -397,9 +397,8 @@ class RequestMerger(Waiter):
     # the outcome of a merged request
 
     def _learn(self, request: MergedRequest, source: Source, seconds: float) -> None:
-        self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
         if source in self._limits:
-            self._limits[source].record_answer()
+            self._limits[source].record_answer(self.driver.engine.clock(), len(request.members), seconds)
         if (split := request.split) is not None:
             split.others_served = True
             split.open -= 1

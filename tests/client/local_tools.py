@@ -51,5 +51,6 @@ class Actor:
             else:
                 future.set_result([float(len(item["response"])) for item in items])
 
-        loop.call_at(self._free_at, settle)
+        timer = loop.call_at(self._free_at, settle)
+        future.add_done_callback(lambda _: timer.cancel())
         return SimpleNamespace(future=lambda: future)

@@ -188,8 +188,9 @@ async def test_what_is_still_to_be_read_counts_when_a_list_is_measured() -> None
     backend = ListBackend()
     async with client_of(backend, endpoint(slots=8)) as client:
         await client.batch_score(texts(10_000), MODEL)
-    assert backend.sizes[:8] == [256] * 8
+    assert backend.sizes[:8] == [8] * 8, "until it is known what a list takes"
     assert {at for _, at, _ in backend.sent[:8]} == {0.0}, "and is read as long as there are slots"
+    assert backend.sizes.count(256) >= 30
 
 
 @pytest.mark.parametrize(("allowed", "other", "copies"), [(True, "vllm", True), (False, "vllm", False), (True, "tei", False)])

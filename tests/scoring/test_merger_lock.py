@@ -16,7 +16,7 @@ from qreward.errors import ClientClosed
 from qreward.scoring import sizing
 from qreward.scoring.merger import RequestMerger
 
-DATA = {"_unfilled", "_feeds", "_limits", "_services", "_unread", "_sent_at"}
+DATA = {"_unfilled", "_feeds", "_limits", "_unread", "_sent_at"}
 
 
 def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:

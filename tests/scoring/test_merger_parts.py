@@ -38,36 +38,46 @@ def fixed(slots: int, **settings: Any) -> Limits:
     return Limits(max_concurrency=slots, adaptive=False, **settings)
 
 
-LINES: dict[str, tuple[Callable[[int], float], int]] = {
-    "20 ms + 1.5 ms": (lambda n: 0.02 + 0.0015 * n, 14),
-    "flat": (lambda n: 0.1, sizing.MOST),
-    "in proportion": (lambda n: 0.01 * n, 1),
-    "shorter when longer": (lambda n: 1 / n, sizing.MOST),
+LINES: dict[str, tuple[Callable[[int], float], int, int]] = {
+    "20 ms + 1.5 ms": (lambda n: 0.02 + 0.0015 * n, 14, 224),
+    "flat": (lambda n: 0.1, sizing.MOST, sizing.MOST),
+    "in proportion": (lambda n: 0.01 * n, 1, 32),
+    "shorter when longer": (lambda n: 1 / n, sizing.MOST, sizing.MOST),
 }
 
 
-def test_the_least_length_is_where_a_list_takes_twice_its_fixed_part() -> None:
-    for name, (seconds, least) in LINES.items():
+def test_a_list_has_at_least_the_items_that_take_as_long_as_its_fixed_part_and_not_far_more() -> None:
+    for name, (seconds, least, most) in LINES.items():
         service = sizing.ServiceTimeModel()
         for items in (3, 80, 20, 200, 50, 120):
-            service.add(items, seconds(items))
-        assert service.least() == pytest.approx(least, abs=1), name
+            service.add(0.0, items, seconds(items))
+        assert service.bounds() == (pytest.approx(least, abs=1), pytest.approx(most, abs=16)), name
 
 
-def test_lists_of_one_length_teach_nothing_of_what_a_list_costs() -> None:
+def test_while_lists_of_one_length_teach_nothing_of_what_a_list_costs_longer_ones_are_tried() -> None:
     service = sizing.ServiceTimeModel()
-    assert service.least() == sizing.LEAST
     for _ in range(50):
-        service.add(32, 1.0)
-    assert service.least() == sizing.LEAST
+        service.add(0.0, 32, 1.0)
+    assert service.bounds() == (4 * 32, 4 * 32)
 
 
-@given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e6)), max_size=60))
-def test_whatever_lists_take_the_least_length_is_within_its_bounds(lists: list[tuple[int, float]]) -> None:
+def test_the_throughput_counts_the_time_in_which_an_endpoint_works() -> None:
+    service = sizing.ServiceTimeModel()
+    assert service.pace == 0.0
+    for number in range(1, 30):  # four at once, one after the other
+        service.add(10.0 + number, 10, min(4.0, number))
+    assert service.pace == pytest.approx(0.1)
+    service.add(1000.0, 10, 1.0)  # after a long rest
+    assert service.pace == pytest.approx(0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e6)), min_size=1, max_size=60))
+def test_whatever_lists_take_their_length_is_within_its_bounds(lists: list[tuple[int, float]]) -> None:
     service = sizing.ServiceTimeModel()
     for items, seconds in lists:
-        service.add(items, seconds)
-    assert 1 <= service.least() <= sizing.MOST
+        service.add(0.0, items, seconds)
+    least, most = service.bounds()
+    assert 1 <= least <= most <= sizing.MOST
 
 
 def test_calls_for_embeddings_count_by_their_inputs() -> None:

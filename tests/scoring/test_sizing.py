@@ -110,11 +110,11 @@ def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_agai
         if known.limits.items == 16:
             longer.append(number)
             known.record_refusal(8)
-        known.record_answer()
+        known.record_answer(0.0, 8, 1.0)
         assert known.limits.items in (8, 16)
     assert longer == [REFUSED_PATIENCE, 3 * REFUSED_PATIENCE]
     for _ in range(100 * REFUSED_PATIENCE):
-        known.record_answer()
+        known.record_answer(0.0, 8, 1.0)
     assert known.limits.items == 32, "it was the size of some items"
 
 

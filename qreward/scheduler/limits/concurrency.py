@@ -3,8 +3,9 @@
 A limit is told of sends, answers and rejects, and decides what a *reject* (a response that refuses a request because of overload) means:
 the source is away, and its cooldown starts, or it is only full. Failures and timeouts do not change a limit. The rules of the adaptive one:
 
-W1  Start at 32, and double each round while throughput rises with the limit. A configured limit of at most 64 is used at once. A *round*
-    ends after as many answers, to requests sent since it began, as half of the limit.
+W1  Start at 32 requests, or fewer with 32 items if the first request has several, and double each round while throughput rises with the
+    limit. A configured limit of at most 64 is used at once. A *round* ends after as many answers, to requests sent since it began, as half
+    of the limit.
 W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput, and lower
     it if the lower limit does not reduce throughput. At the configured limit, test a lower limit only in every eighth round.
 W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject among
@@ -56,6 +57,9 @@ class ConcurrencyLimit:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.changes: Changes = {}
+
+    def start_with(self, items: int, /) -> None:
+        """Record that the first request has several ``items``. Called before ``sent``."""
 
     def sent(self, now: float, inflight: int, /) -> None:
         """Record that a request was sent."""
@@ -169,6 +173,11 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._starting, self._capped, self._step = True, False, 0
         self._elasticity.break_off()
         self._set(self._start, now, inflight)
+
+    def start_with(self, items: int) -> None:
+        if self._start == START:
+            self._start = max(1, START // items)
+            self._set(self._start, 0.0, 0)
 
     def sent(self, _now: float, inflight: int) -> None:
         self._round.peak = max(self._round.peak, inflight)

@@ -1,14 +1,22 @@
-"""Servers with one GPU that score lists, on the time of the running loop, and clients with lists of one length beside ours."""
+"""Servers with one GPU that score lists, on the time of the running loop, and clients with lists of one length beside ours.
+
+    python tests/scoring/gpu_servers.py 200
+
+prints for 200 random fleets how long our client takes, as a multiple of the best client with fixed lists.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from math import ceil
 from random import Random
+from statistics import mean
 from typing import Any
 
 from qreward import Endpoint, QRewardClient
@@ -232,3 +240,12 @@ def bound(servers: Sequence[Gpu], items: int) -> float:
         most = server.longest if server.forward is None else server.forward
         rates.append((1 - server.errors) * server.slots * most / (server.fixed + server.each * most))
     return ceil(items) / sum(rates)
+
+
+if __name__ == "__main__":
+    for name in WORK:
+        fleets = range(5000, 5000 + int(sys.argv[1]))
+        found = sorted(
+            ours(random_servers(seed), name, sized=seed % 2 == 0) / best_of_fixed(partial(random_servers, seed), name) for seed in fleets
+        )
+        print(f"{name}: {mean(found):.2f} on average, median {found[len(found) // 2]:.2f}, worst {found[-1]:.1f}")

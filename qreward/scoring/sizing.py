@@ -16,6 +16,8 @@ GROWTH, AMPLE = 4, 16
 """``GROWTH``: factor by which requests become longer at most. With 2, ten batches of 128 items took 3 % longer on average, with 8 batches
 took up to 1.9 times as long as with the best of four clients with fixed lists, instead of 1.6 times. ``AMPLE``: factor on the number of
 items whose time equals that of an empty request; longer requests gain hardly anything, and a slow endpoint holds them for long."""
+GUESS = 0.01  # seconds that an item is assumed to take at first, at an endpoint with a limited rate of requests
+RAREST = 1 / 3600  # lowest rate that is told from no rate at all, in requests per second
 WEIGHT = 0.9  # factor by which the weight of all older requests is multiplied for each new request
 PORTION = 1.5
 """Number of requests per slot into which the share of an endpoint is divided. In simulations of random fleets of GPU servers, 4,000 items
@@ -55,19 +57,19 @@ class ServiceTimeModel:
         """Seconds per item while the endpoint has requests; 0 before the first answer."""
         return self._busy / self._n if self._n else 0.0
 
-    def bounds(self) -> tuple[int, int]:
-        """Return the least and the most items that the next request should have, after the first answer.
+    def bounds(self) -> tuple[int, int, int]:
+        """Return the least items of the next request, the number after which more gain nothing, and the most, after the first answer.
 
         With the least, a request takes twice as long as an empty one. While that is unknown, longer requests show it.
         """
         most = ceil(min(MOST, max(LEAST, GROWTH * self._last, GROWTH * self._n / self._w)))
         spread = self._w * self._nn - self._n * self._n
         if self._w < 3 or spread <= 0.01 * self._n * self._n:  # too few requests, or lengths that are too similar, to determine the slope
-            return most, most
+            return most, most, most
         slope = (self._w * self._nt - self._n * self._t) / spread
         fixed = (self._t - slope * self._n) / self._w
         least = most if slope <= 0 else max(1, ceil(min(most, fixed / slope)))
-        return least, min(most, AMPLE * max(least, 2))
+        return least, min(most, AMPLE * max(least, 2)), most
 
 
 def length(now: float, pool: Pool, waiting: float, at: Source, known: Mapping[Source, EndpointLimits]) -> int:
@@ -80,15 +82,17 @@ def length(now: float, pool: Pool, waiting: float, at: Source, known: Mapping[So
     slots = {source: _slots(now, source) for source in pool.sources}
     if sum(slots.values()) <= 1:  # nothing else can take the items
         return ceil(waiting)
+    interval = 1 / max(_rate(at), RAREST)  # seconds between two requests, for which the source should have items
     if not service.pace:
-        return LEAST
+        return max(LEAST, ceil(interval / GUESS))
     paces = [known[source].service.pace if source in known else 0.0 for source in slots]
     sources = sum(service.pace / (pace or service.pace) for pace in paces)  # how many sources as fast as this one equal all sources
     sent = {source: sum(attempt.task.size for attempt in source.attempts) for source in slots}
     share = max(LEAST, ceil((waiting + sum(sent.values())) / sources) - sent[at])
-    least, ample = service.bounds()
-    most = min(share, max(least, min(ample, ceil(waiting / (PORTION * max(1, slots[at]) * sources)))))
-    return most if waiting - most > least / 4 else ceil(waiting)  # a few items are not worth another request
+    least, ample, most = service.bounds()
+    least = max(least, min(most, ceil(interval / service.pace)))
+    taken = min(share, max(least, min(ample, ceil(waiting / (PORTION * max(1, slots[at]) * sources)))))
+    return taken if waiting - taken > least / 4 else ceil(waiting)  # a few items are not worth another request
 
 
 def _slots(now: float, source: Source) -> int:
@@ -98,9 +102,13 @@ def _slots(now: float, source: Source) -> int:
     """
     if source.ready_at(now) > now:
         return source.inflight
-    rates = [pace.rate for pace in (source.requests, source.learned) if pace is not None]
-    rate = min((rate for rate in rates if rate is not None), default=inf)
-    return max(source.inflight, source.window.limit if rate == inf else min(source.window.limit, 1 + int(rate * source.latency.mean)))
+    rate, seconds, slots = _rate(source), source.latency.mean, source.window.limit
+    return max(source.inflight, min(slots, 1 + int(rate * seconds)) if rate < inf and seconds else slots)
+
+
+def _rate(source: Source) -> float:
+    rates = [limit.rate for limit in (source.requests, source.learned) if limit is not None]
+    return min((rate for rate in rates if rate is not None), default=inf)
 
 
 def pause(pool: Pool) -> float:

@@ -19,7 +19,7 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from qreward import Endpoint, QRewardClient
+from qreward import Endpoint, Limits, QRewardClient
 from qreward.errors import RateLimited
 from qreward.testing.virtual_time import VirtualTimeLoop
 
@@ -38,6 +38,7 @@ class Gpu:
         longest: maximum number of items of a request.
         full: requests at once above which it rejects more.
         errors: share of requests that fail at once.
+        rpm: requests a minute, which the client is told.
     """
 
     fixed: float
@@ -47,6 +48,7 @@ class Gpu:
     longest: int = 256
     full: int | None = None
     errors: float = 0.0
+    rpm: int | None = None
     name: str = "gpu"
     _rng: Random = field(default_factory=lambda: Random(1), repr=False)
     _inside: int = field(default=0, repr=False)
@@ -225,7 +227,7 @@ def _endpoint(server: Gpu) -> Endpoint:
         await server.score(len(items))
         return [1.0] * len(items)
 
-    return Endpoint.local(score, name=server.name, models=["rm"], max_batch_size=server.longest)
+    return Endpoint.local(score, name=server.name, models=["rm"], max_batch_size=server.longest, limits=Limits(rpm=server.rpm))
 
 
 def _run(main: Any) -> float:

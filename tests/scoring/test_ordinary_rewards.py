@@ -18,6 +18,8 @@ ROWS: dict[str, tuple[str, Callable[[], list[Gpu]], float, float]] = {
     ),
     "two that take 0.3 s for any list": ("batch", lambda: [Gpu(0.3, 0.002, name="a"), Gpu(0.3, 0.002, name="b")], 1.8, 0.0),
     "eight lists at once": ("batch", lambda: [Gpu(0.02, 0.02, slots=8)], 1.2, 0.0),
+    "lists of 30 requests a minute": ("batch", lambda: [Gpu(0.02, 0.01, slots=4, rpm=30)], 1.15, 0.0),
+    "lists of 600 requests a minute": ("batch", lambda: [Gpu(0.02, 0.01, slots=4, rpm=600)], 1.15, 0.0),
     "steps, one that takes 0.3 s for any list": ("steps", lambda: [Gpu(0.3, 0.0005)], 1.7, 3.0),
     "steps, two that take 0.1 s for any list": ("steps", lambda: [Gpu(0.1, 0.0005, name="a"), Gpu(0.1, 0.0005, name="b")], 2.8, 1.0),
     "steps, a fast one and one that is always too late": (

@@ -3,9 +3,9 @@
 A limit is told of sends, answers and rejects, and decides what a *reject* (a response that refuses a request because of overload) means:
 the source is away, and its cooldown starts, or it is only full. Failures and timeouts do not change a limit. The rules of the adaptive one:
 
-W1  Start at 32 requests, or fewer with 32 items if the first request has several, and double each round while throughput rises with the
-    limit. A configured limit of at most 64 is used at once. A *round* ends after as many answers, to requests sent since it began, as half
-    of the limit.
+W1  Start at 32 requests, or at 4 or more with 32 items if the first request has several, and double each round while throughput rises
+    with the limit. A configured limit of at most 64 is used at once. A *round* ends after as many answers, to requests sent since it
+    began, as half of the limit.
 W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput, and lower
     it if the lower limit does not reduce throughput. At the configured limit, test a lower limit only in every eighth round.
 W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject among
@@ -29,6 +29,7 @@ PATIENCE = 100
 
 # In simulations of 23 servers, each of these was varied alone. The share of the capacity that the limit found changed by at most .006.
 START, TRUSTED = 32, 64  # W1: initial limit, and the largest configured limit that is used at once
+FEWEST = 4  # W1: least initial limit for requests with many items
 KEEP = 0.35  # W1: least elasticity at which the limit doubles again
 ZIG, LOOK = 0.15, 8  # W2: share by which the limit lies above and below the base, and rounds between two tests of a lower limit
 MEMORY = 0.8  # W2: each new round multiplies the weight of older rounds by this factor
@@ -176,7 +177,7 @@ class AdaptiveLimit(ConcurrencyLimit):
 
     def start_with(self, items: int) -> None:
         if self._start == START:
-            self._start = max(1, START // items)
+            self._start = max(FEWEST, START // items)
             self._set(self._start, 0.0, 0)
 
     def sent(self, _now: float, inflight: int) -> None:

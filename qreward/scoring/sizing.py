@@ -13,9 +13,10 @@ from qreward.scheduler.source import Source
 MOST = 256  # maximum number of items per request, for servers that have no limit
 LEAST = 8  # items of a request to an endpoint whose response times are unknown
 GROWTH, AMPLE = 4, 16
-"""``GROWTH``: factor by which requests become longer at most. With 2, ten batches of 128 items took 3 % longer on average, with 8 batches
-took up to 1.9 times as long as with the best of four clients with fixed lists, instead of 1.6 times. ``AMPLE``: factor on the number of
-items whose time equals that of an empty request; longer requests gain hardly anything, and a slow endpoint holds them for long."""
+"""``GROWTH``: factor by which requests become longer at most. With 2, ten batches of 128 items took 3 % longer on average. With 8, 4,000
+items took up to 1.9 times as long as with the best of four clients with fixed lists, and with 4 up to 1.6 times. ``AMPLE``: factor on the
+number of items whose time equals that of an empty request. Longer requests gain hardly anything, and keep a slow endpoint busy for
+long."""
 GUESS = 0.01  # seconds that an item is assumed to take at first, at an endpoint with a limited rate of requests
 RAREST = 1 / 3600  # lowest rate that is told from no rate at all, in requests per second
 WEIGHT = 0.9  # factor by which the weight of all older requests is multiplied for each new request

@@ -236,7 +236,7 @@ class SourceService:
             self._seconds += seconds
             self._answers += 1.0
             self._tokens += common.typical - common.overhead
-            if not self._length:
+            if not self._length:  # otherwise a source that is always too late would stay unknown
                 self._taken, self._length = seconds, common.typical
 
     def failed(self, now: float) -> None:

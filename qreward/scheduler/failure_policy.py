@@ -187,7 +187,7 @@ class FailurePolicy:
         if task.tries >= 2:  # later retries wait in any case, so that circuit breakers open before the attempts are used up
             return wait, None
         elsewhere, best = task.pool.best(now, task)  # without ``source``, which still holds the attempt
-        here = max(wait, source.ready_at(now, slot=True) - now) + 2.0 * source.answers_in(now, task.pool)
+        here = max(wait, source.ready_at(now, slot=True) - now) + 2.0 * source.answers_in(now, task.pool)  # 2 for this failure
         return (0.0, best) if elsewhere <= here else (wait, None)
 
 

@@ -279,9 +279,11 @@ class Source:
 
         This is its concurrency limit divided by the seconds, but at most its rate limits on requests.
         """
-        rates = [self.window.limit / max(self.latency.mean if seconds is None else seconds, 1e-6)]
-        rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
-        return min(rates)
+        return min(self.window.limit / max(self.latency.mean if seconds is None else seconds, 1e-6), self.rate_limit())
+
+    def rate_limit(self) -> float:
+        """Return the requests per second that its rate limits on requests allow; inf without one."""
+        return min([limit.rate for limit in (self.requests, self.learned) if limit is not None], default=inf)
 
     def is_last(self) -> bool:
         """Return whether one of the source's pools has no other source in service."""

@@ -18,11 +18,11 @@ items took up to 1.9 times as long as with the best of four clients with fixed l
 number of items whose time equals that of an empty request. Longer requests gain hardly anything, and keep a slow endpoint busy for
 long."""
 GUESS = 0.01  # seconds that an item is assumed to take at first, at an endpoint with a limited rate of requests
-RAREST = 1 / 3600  # lowest rate that is told from no rate at all, in requests per second
+RAREST = 1 / 3600  # requests per second; a lower limit counts as this one
 WEIGHT = 0.9  # factor by which the weight of all older requests is multiplied for each new request
 PORTION = 1.5
-"""Number of requests per slot into which the share of an endpoint is divided. In simulations of random fleets of GPU servers, 4,000 items
-took 1 to 2 % longer with 2."""
+"""Number of requests per slot into which the waiting items of an endpoint are divided. In simulations of random fleets of GPU servers,
+4,000 items took 1 to 2 % longer with 2."""
 
 LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
@@ -76,14 +76,15 @@ class ServiceTimeModel:
 def length(now: float, pool: Pool, waiting: float, at: Source, known: Mapping[Source, EndpointLimits]) -> int:
     """Return the maximum number of items of the next request to ``at``, if ``waiting`` items wait or have not been read.
 
-    All items without an answer are divided among the sources in proportion to their throughput. What is left of a source's share is divided
-    among its slots (guided self-scheduling, Polychronopoulos and Kuck, IEEE TC 1987), but not into requests that are mostly overhead.
+    All items without an answer are divided among the sources in proportion to their throughput. A source's part of those that wait is
+    divided into ``PORTION`` requests per slot (guided self-scheduling, Polychronopoulos and Kuck, IEEE TC 1987), unless they would be
+    mostly overhead.
     """
     service = known[at].service
     slots = {source: _slots(now, source) for source in pool.sources}
     if sum(slots.values()) <= 1:  # nothing else can take the items
         return ceil(waiting)
-    interval = 1 / max(_rate(at), RAREST)  # seconds between two requests, for which the source should have items
+    interval = 1 / max(at.rate_limit(), RAREST)  # seconds between two requests, for which the source should have items
     if not service.pace:
         return max(LEAST, ceil(interval / GUESS))
     paces = [known[source].service.pace if source in known else 0.0 for source in slots]
@@ -103,13 +104,8 @@ def _slots(now: float, source: Source) -> int:
     """
     if source.ready_at(now) > now:
         return source.inflight
-    rate, seconds, slots = _rate(source), source.latency.mean, source.window.limit
+    rate, seconds, slots = source.rate_limit(), source.latency.mean, source.window.limit
     return max(source.inflight, min(slots, 1 + int(rate * seconds)) if rate < inf and seconds else slots)
-
-
-def _rate(source: Source) -> float:
-    rates = [limit.rate for limit in (source.requests, source.learned) if limit is not None]
-    return min((rate for rate in rates if rate is not None), default=inf)
 
 
 def pause(pool: Pool) -> float:

@@ -202,14 +202,10 @@ def best_of_fixed(servers: Callable[[], Sequence[Gpu]], how: str) -> float:
 def random_servers(seed: int) -> list[Gpu]:
     rng, servers = Random(seed), list[Gpu]()
     for number in range(rng.choice([1, 2, 2, 2, 3])):
-        kind, fixed, each = (
-            rng.choice(["one", "several", "dynamic"]),
+        kind = rng.choice(["one", "several", "dynamic"])
+        server = Gpu(
             rng.choice([0.005, 0.02, 0.05, 0.1, 0.3]),
             rng.choice([0.0005, 0.002, 0.005, 0.02]),
-        )
-        server = Gpu(
-            fixed,
-            each,
             slots=rng.choice([2, 4, 8]) if kind == "several" else 1,
             forward=rng.choice([8, 32, 64]) if kind == "dynamic" else None,
             longest=rng.choice([256, 256, 8, 32, 64]),

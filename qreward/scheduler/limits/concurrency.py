@@ -3,9 +3,9 @@
 A limit is told of sends, answers and rejects, and decides what a *reject* (a response that refuses a request because of overload) means:
 the source is away, and its cooldown starts, or it is only full. Failures and timeouts do not change a limit. The rules of the adaptive one:
 
-W1  Start at 32 requests, or at 4 or more with 32 items if the first request has several, and double each round while throughput rises
-    with the limit. A configured limit of at most 64 is used at once. A *round* ends after as many answers, to requests sent since it
-    began, as half of the limit.
+W1  Start at 32 requests. If the first request is a list, start at 32 items, but at no fewer than 4 requests. Double the limit each round
+    while throughput rises with it. A configured limit of at most 64 is used at once. A *round* ends after as many answers, to requests
+    sent since it began, as half of the limit.
 W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput, and lower
     it if the lower limit does not reduce throughput. At the configured limit, test a lower limit only in every eighth round.
 W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject among

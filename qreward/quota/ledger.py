@@ -526,6 +526,10 @@ class CappedLimit(ConcurrencyLimit):
         self.cap(self._permits)
         return away
 
+    def cooled(self, now: float, inflight: int) -> None:
+        self._inner.cooled(now, inflight)
+        self.cap(self._permits)
+
     def returned(self, now: float, inflight: int) -> None:
         self._inner.returned(now, inflight)
         self.cap(self._permits)

@@ -152,7 +152,7 @@ class Health:
         self.clean = not self._ejected
 
 
-FIRST, LONGEST = 0.25, 3.2
+FIRST, LONGEST = 0.25, 1.6
 """Seconds of the first and of the longest cooldown without a hint, before jitter, which multiplies them by at most 1.5."""
 
 
@@ -174,17 +174,21 @@ class Cooldown:
         self._probe_at: float | None = None  # when the first request after the cooldown was sent
         self._reject_after = 0.0  # seconds until a request is rejected, moving average
 
-    def sent(self, now: float) -> None:
-        """Record a request sent while ``pauses`` is not 0: the first is a test, and the second ends the cooldown."""
+    def sent(self, now: float) -> bool:
+        """Record a request sent while ``pauses`` is not 0: the first is a test, and the second ends the cooldown. Returns True then."""
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)
-        else:
-            self._end()
+            return False
+        self._end()
+        return True
 
-    def ok(self, sent_at: float) -> None:
-        if self._probe_at is not None and sent_at >= self._probe_at:
+    def ok(self, sent_at: float) -> bool:
+        """Record an answer. Returns whether it ends the cooldown."""
+        ends = self._probe_at is not None and sent_at >= self._probe_at
+        if ends:
             self._end()
+        return ends
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)

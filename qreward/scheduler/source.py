@@ -159,8 +159,8 @@ class Source:
             self.window.start_with(attempt.task.size)
         self.window.sent(now, self.inflight)
         self.silence.sent(now, self.inflight, self.inflight_seconds)
-        if self.cooldown.pauses:
-            self.cooldown.sent(now)
+        if self.cooldown.pauses and self.cooldown.sent(now):
+            self.window.cooled(now, self.inflight)
         if self.health.open_until != -inf:
             self.health.sent(now, self.tally.sent)
         if self.learned is not None:
@@ -201,8 +201,8 @@ class Source:
         self.silence.broken(now, self.inflight, self.latency.mean, self.inflight_seconds)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, work, self.inflight)
-        if self.cooldown.pauses:
-            self.cooldown.ok(sent_at)
+        if self.cooldown.pauses and self.cooldown.ok(sent_at):
+            self.window.cooled(now, self.inflight)
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.clean:

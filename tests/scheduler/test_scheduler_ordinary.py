@@ -174,6 +174,22 @@ def test_servers_that_are_slow_or_hang_do_not_hold_up_the_end_of_a_small_batch()
     assert not (wrong := too_slow(cases, 4)), "\n".join(wrong)
 
 
+def test_a_server_that_is_away_again_and_again_is_used_as_before_when_it_is_back() -> None:
+    """It rejects everything for a moment, and serves what it received before. With all slots in use: 188, 105, 53 and 35 s."""
+
+    def batch(fleet: Fleet) -> float:
+        return fleet.batch(lengths(1, 1500) if fleet.servers[0].per_token else [EQUAL] * 1500)
+
+    slower = replace(VLLM, per_token=0.01, slots=16)
+    cases: Cases = {
+        "0.3 s of 20": ([Server(base=1.0, slots=8, away=(20, 0.3))], batch, 190.0),
+        "0.3 s of 4": ([replace(slower, away=(4, 0.3))], batch, 130.0),
+        "1 s of 5": ([replace(slower, slots=32, away=(5, 1))], batch, 85.0),
+        "two": ([replace(slower, away=(9, 2)), replace(slower, slots=32, away=(30, 7))], batch, 75.0),
+    }
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
+
+
 def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_do() -> None:
     """Each batch of 128 items fits into the concurrency limits of both servers."""
     cases: Cases = {

@@ -12,7 +12,9 @@ W3  A reject sets the limit to the number of requests that are still served, les
     good answers is ignored, unless it carries a hint (``Retry-After``).
 W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
     reject of a try takes it back, and has no other effect. If it carries a hint, the next try comes after twenty times that wait.
-W5  If a reject finds no other request in flight, the source is away, not full. Start again as in W1.
+W5  When the source serves again what it is sent after a cooldown, return to the highest limit that was used for a whole round, if that is
+    more than a tenth above. This is a try as in W4: a reject within a second takes it back. If a reject finds no other request in flight,
+    the source is away, not full: start again as in W1, but not below the highest limit that was used for a whole round.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ DOWN, UP = 0.85, 1.20  # W2: factors by which the base is lowered and raised
 SPARE = 0.03  # W3: share left to other clients after a reject
 HOLD, SETTLE = 60.0, 1.0  # W4: seconds after which a try is made before ``PATIENCE`` answers, and least seconds between tries
 PRICE = 20.0  # W4: after a failed try whose reject carried a wait, the next try comes after this many times that wait
+FALLEN = 0.9  # W5: share of the highest used limit below which the limit returns to it
 SHORTEST_ROUND = 12  # least number of answers in a round
 
 Changes = dict[tuple[str, str], int]
@@ -74,6 +77,9 @@ class ConcurrencyLimit:
         Returns True if the source is away or its rate limit is used up, so that a cooldown starts, and False if it is only full.
         """
         return True
+
+    def cooled(self, now: float, inflight: int, /) -> None:
+        """Record that a cooldown has ended, because the source serves again what it is sent."""
 
     def returned(self, now: float, inflight: int, /) -> None:
         """Record that the source works again. Rejects while it was away do not show its capacity."""
@@ -167,13 +173,14 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time is attributed to the last try
         self._no_try_before = 0.0
+        self._proven = 0.0  # highest base that was used for a whole round; 0 if it is not known, because a try was rejected
         self._round: _Round
         self._begin(0.0, 0)
 
     def _begin(self, now: float, inflight: int) -> None:
         self._starting, self._capped, self._step = True, False, 0
         self._elasticity.break_off()
-        self._set(self._start, now, inflight)
+        self._set(max(self._start, self._proven), now, inflight)
 
     def start_with(self, items: int) -> None:
         if self._start == START:
@@ -185,11 +192,11 @@ class AdaptiveLimit(ConcurrencyLimit):
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
         self._clean += 1
-        self._good += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
         current = self._round
         if sent_at >= current.since:
+            self._good += 1
             current.answers += 1
             current.seconds += now - sent_at
             current.tokens += tokens or 1.0
@@ -208,6 +215,8 @@ class AdaptiveLimit(ConcurrencyLimit):
             return True
         if tried and hint is not None:
             self._no_try_before = now + PRICE * hint
+        if tried:
+            self._proven = 0.0
         base = float(min(self.limit, others))
         if self._step or self._clean:  # only for the first of several rejects in a row
             give = base * SPARE
@@ -218,6 +227,12 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.reason = f"rejected while {others} were served"
         self._set(base, now, others)
         return not tried
+
+    def cooled(self, now: float, inflight: int) -> None:
+        if self.limit + 1 < FALLEN * self._proven:
+            self.reason = "serving again"
+            self._floor, self._mark, self._clean, self._blame_until = self.limit, now, 0, now + SETTLE
+            self._set(self._proven, now, inflight)
 
     def crowd(self, until: float) -> None:
         self.crowded_until = until
@@ -260,6 +275,8 @@ class AdaptiveLimit(ConcurrencyLimit):
                 elasticity = self._elasticity.value
                 self.reason = f"elasticity {elasticity:.2f}"
                 factor = DOWN if elasticity < LOW else UP if elasticity > HIGH and not self._capped else 1.0
+            if not self._capped or factor < 1.0 or base > self._proven:
+                self._proven = base
             base *= factor if now >= self.crowded_until else min(1.0, factor)
         self._side = -self._side
         self._rounds += 1

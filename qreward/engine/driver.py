@@ -325,7 +325,7 @@ class LoopDriver:
     def _run_rare(self, what: int, subject: Any) -> Sequence[Command]:
         """Run a command that most requests do not need. Returns the resulting commands."""
         if what == SEND:  # cancelled before the command arrived; its waiter may have left
-            return self._report(subject, CANCELLED)
+            self.ended(subject, CANCELLED)
         if what == MORE and subject.waiter.read(subject):
             return self._change(self.engine.scheduler.refill, subject)
         if what == CANCEL and subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
@@ -347,35 +347,9 @@ class LoopDriver:
             self.run([command])
         self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
-    async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
-        """Carry out an attempt in the asyncio task ``me``, and report its outcome. Returns the next attempt of ``batch``, or None."""
-        if attempt.cancel_reason is not None:  # cancelled before it began
-            return self.ended(attempt, CANCELLED, batch)
-        attempt.handle, before = me, me.cancelling()
-        outcome: Outcome
-        try:
-            task = attempt.task
-            execute = task.waiter.execute
-            sending = self.backend.send(attempt.source.endpoint, task.payload) if execute is None else execute(attempt)
-            outcome = await (sending if attempt.span is None else within(attempt.span, sending))
-        except asyncio.CancelledError:
-            if attempt.cancel_reason is None or me.uncancel() > before:  # not (only) the engine cancelled
-                self.ended(attempt, CANCELLED)
-                raise
-            outcome = CANCELLED
-        except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's own code runs
-            self.later(partial(self.ended, attempt, CANCELLED))
-            raise
-        except Exception as error:  # a backend must not raise; if it raises anyway, the item fails and nothing hangs
-            name = attempt.source.name
-            failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
-            failure.__cause__ = error
-            outcome = Failure(FailureKind.UNSENDABLE, failure)
-        return self.ended(attempt, outcome, batch)
-
     def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in a new asyncio task that has a copy of the caller's context."""
-        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=attempt.task.waiter.context.copy())
+        runner = self.loop.create_task(self.run_attempts(attempt, batch), context=attempt.task.waiter.context.copy())
         self._runners.add(runner)
         runner.add_done_callback(partial(self._runner_ended, attempt))
 
@@ -385,28 +359,39 @@ class LoopDriver:
             self.ended(first, CANCELLED)
         report_error(runner)
 
-    async def _run_attempts(self, first: Attempt, batch: Waiter | None) -> None:
-        me = asyncio.current_task()
-        assert me is not None
+    async def run_attempts(self, first: Attempt, batch: Waiter | None = None) -> None:
+        """Carry out an attempt, and then the next ones of ``batch``, in the current asyncio task. Report their outcomes."""
+        me: Any = asyncio.current_task()
         attempt: Attempt | None = first
         turns = 0
         while attempt is not None:
-            attempt = await self.run_attempt(attempt, me, batch)
-            turns += 1
-            if attempt is not None and not turns % TURNS:
-                try:  # a backend that never suspends must not block the event loop
-                    await asyncio.sleep(0)
-                except asyncio.CancelledError:  # the event loop shuts down
+            outcome: Outcome = CANCELLED
+            before = me.cancelling()
+            try:
+                if attempt.cancel_reason is None:  # otherwise cancelled before it began
+                    attempt.handle, task = me, attempt.task
+                    if turns and not turns % TURNS:  # a backend that never suspends must not block the event loop
+                        await asyncio.sleep(0)
+                    execute = task.waiter.execute
+                    sending = self.backend.send(attempt.source.endpoint, task.payload) if execute is None else execute(attempt)
+                    outcome = await (sending if attempt.span is None else within(attempt.span, sending))
+            except asyncio.CancelledError:
+                if attempt.cancel_reason is None or me.uncancel() > before:  # not (only) the engine cancelled
                     self.ended(attempt, CANCELLED)
                     raise
+            except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's own code runs
+                self.later(partial(self.ended, attempt, CANCELLED))
+                raise
+            except Exception as error:  # a backend must not raise; if it raises anyway, the item fails and nothing hangs
+                name = attempt.source.name
+                failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
+                failure.__cause__ = error
+                outcome = Failure(FailureKind.UNSENDABLE, failure)
+            turns += 1
+            attempt = self.ended(attempt, outcome, batch)
 
     def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:
         """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``batch`` and the result."""
-        out = self._report(attempt, outcome)
-        return self.run(out, batch) if out else None
-
-    def _report(self, attempt: Attempt, outcome: Outcome) -> list[Command]:
-        """Report the outcome of an attempt to the scheduler. Returns the resulting commands, which the caller must run."""
         attempt.handle = None
         begun = self._attempts.pop(attempt, False)
         if self._closing is not None and not self._attempts:
@@ -415,7 +400,7 @@ class LoopDriver:
         out = self._change(self.engine.scheduler.event, attempt, outcome)
         if begun and self.watch is not None and attempt.task.serial != UNWANTED:
             self.watch.ended(attempt, outcome)
-        return out
+        return self.run(out, batch) if out else None
 
     # time
 
@@ -574,8 +559,7 @@ class Single(Waiter):
 
     async def result(self, task: Task) -> Result[Any]:
         """Submit the task and wait for its result. If the caller is cancelled, the request is cancelled too."""
-        driver, me = self.driver, asyncio.current_task()
-        assert me is not None
+        driver = self.driver
         driver.waiters[self] = None
         self._task = task
         try:
@@ -584,7 +568,7 @@ class Single(Waiter):
                 attempt, self._next = self._next, None
                 if attempt is not None:
                     self._mine = attempt
-                    await driver.run_attempt(attempt, me)
+                    await driver.run_attempts(attempt)
                 else:
                     self._waiter = driver.loop.create_future()
                     await self._waiter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import reduce
 from itertools import pairwise
@@ -19,7 +19,7 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Single, result_of
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
-from qreward.options import Arguments, preparer, request_options
+from qreward.options import preparer, request_options
 from qreward.records import AttemptRecord, added
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer
@@ -132,15 +132,14 @@ def joined(calls: Sequence[WireRequest], outcomes: Sequence[DecisionReply | QRew
 
 
 def decision_preparer(
-    decide: Decide, given: Arguments, model: str, min_label_mass: float, questions: object = None
+    decide: Decide, given: Mapping[str, Any], params: Mapping[str, Any], model: str, min_label_mass: float, questions: object = None
 ) -> Callable[[Any], WireRequest]:
     """Return a function that makes the request for one item. The arguments that all items share are checked once, here."""
     if type(min_label_mass) not in (int, float) or not 0 <= min_label_mass <= 1:
         raise ConfigError(f"min_label_mass must be a number from 0 to 1, not {min_label_mass!r}")
-    options = given.options
-    group: Any = options.get("group")
+    group: Any = given.get("group")
     of_input = (lambda inputs: group(inputs[0])) if callable(group) else group
-    prepare = preparer(decide, model, given.params, options.get("extra_headers"), options.get("extra_body"), of_input)
+    prepare = preparer(decide, model, params, **{**given, "group": of_input})
     checked = None if questions is None else check_questions(questions)
 
     def request(item: Any) -> WireRequest:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from inspect import isfunction
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from qreward.callables import NOT_GIVEN, FunctionKind, kind_of, show_keywords
 from qreward.codecs import json as jsonio
@@ -217,17 +217,6 @@ OPTIONS = (ChatBatchOptions.__optional_keys__ | BatchStreamOptions.__optional_ke
 """The options of all calls. None of them is sent to a server as a parameter."""
 
 
-class Arguments(NamedTuple):
-    """The arguments of a call: the options of the client by name, and the parameters of the model."""
-
-    options: dict[str, Any]
-    params: dict[str, Any]
-
-    def preparer(self, codec: Codec, model: str) -> Callable[[Any], WireRequest]:
-        options = self.options
-        return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
-
-
 def show_options(client: type) -> None:
     """Make ``help`` and completion show the options of the methods of a class, without the parameters of models."""
     for method in vars(client).values():
@@ -236,14 +225,16 @@ def show_options(client: type) -> None:
             show_keywords(function, _PARAMS)
 
 
-def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
+def arguments_of(kind: type, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the options among the arguments of a call, and the parameters of the model."""
     names = _names_of(kind)
-    if names.isdisjoint(options):
-        return Arguments({}, dict(options))
-    found = Arguments({}, {})
-    for name, value in options.items():
-        (found.options if name in names else found.params)[name] = value
-    return found
+    if names.isdisjoint(arguments):
+        return {}, arguments
+    options: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    for name, value in arguments.items():
+        (options if name in names else params)[name] = value
+    return options, params
 
 
 @cache
@@ -255,11 +246,16 @@ def preparer(
     codec: Codec,
     model: str,
     params: Mapping[str, Any],
-    headers: Mapping[str, str] | None,
-    body: Mapping[str, Any] | None,
+    extra_headers: Mapping[str, str] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
     group: object = None,
+    **_: object,
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked by this call."""
+    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked by this call.
+
+    The options of a call can be passed as keywords. Those that do not concern the request are ignored.
+    """
+    headers, body = extra_headers, extra_body
     if not isinstance(model, str) or not model:
         what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
         several = not isinstance(model, str) and isinstance(model, Sequence | Iterator)
@@ -269,8 +265,20 @@ def preparer(
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
         raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
-    check_params(params)
     merged = {**params, **body} if body else params
+    if merged:
+        _check_members(params, merged)
+    if headers is not None:
+        connection_settings.check_call_headers(headers, model)
+    validate = codec.validate
+    if callable(group):
+        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
+    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
+
+
+def _check_members(params: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+    """Check the members of the JSON body. ``merged`` has those of ``extra_body`` too, whose names may be those of options."""
+    check_params(params)
     if merged.get("stream"):
         raise ConfigError(
             "stream=True cannot be used in this call; for tokens as they come, call stream_chat_completion or batch_stream_chat_completion"
@@ -281,12 +289,6 @@ def preparer(
     for name, value in merged.items():
         if type(value) not in jsonio.PLAIN:
             jsonio.check(value, name)
-    if headers is not None:
-        connection_settings.check_call_headers(headers, model)
-    validate = codec.validate
-    if callable(group):
-        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
-    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
 
 
 def check_params(params: Mapping[str, Any]) -> None:

@@ -27,7 +27,8 @@ from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
 from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
-from qreward.progress import start_progress
+from qreward.progress import VARIABLE as PROGRESS
+from qreward.progress import is_on, start_progress
 from qreward.quota.renewal import Sharing
 from qreward.results import BatchResult, Explanation, Result, with_trail
 from qreward.scheduler.pool import Pool
@@ -44,8 +45,7 @@ from qreward.transport.backend import HttpBackend
 T = TypeVar("T")
 Prepare = Callable[[Any], WireRequest]
 Items = Iterable[Any] | AsyncIterable[Any]
-BatchArguments = tuple[LoopDriver, Pool, Items, Prepare, RequestOptions, ResultSettings]
-"""The arguments of a ``BatchWaiter``."""
+Batch = TypeVar("Batch", bound=BatchWaiter)
 
 
 class Runtime:
@@ -178,25 +178,30 @@ class Runtime:
 
     def result_settings(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> ResultSettings:
         """Check the options of :class:`~qreward.options.ResultOptions`, and start showing the progress of the batch."""
-        deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
+        if not given and not is_on(PROGRESS):
+            return ResultSettings(prices=prices)
+        deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         route, wanted = self.look.for_progress(lambda: [pool]), given.get("progress")
         progress = start_progress(wanted, size_of(items), title=title, route=route, prices=prices, clock=self.clock)
         return ResultSettings(deadline, on_result, progress, prices, given.get("keep_results", True))
 
-    def _batch(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchArguments:
-        """Return the arguments of the waiter of a batch. Raises ``NoEndpoint`` and ``ConfigError``."""
+    def _batch(
+        self, kind: Callable[..., Batch], prepare: Prepare, model: str, items: Items, given: Mapping[str, Any], **more: Any
+    ) -> Batch:
+        """Make the waiter of a batch, whose class is ``kind``. Raises ``NoEndpoint`` and ``ConfigError``."""
         pool, request_options = self.fleet.pool(model), self.request_options(given)
-        return self.engine.driver(), pool, items, prepare, request_options, self.result_settings(given, pool, items, model)
+        settings = self.result_settings(given, pool, items, model)
+        return kind(self.engine.driver(), pool, items, prepare, request_options, settings, **more)
 
     def one(self, call: WireRequest, request_options: RequestOptions) -> Coroutine[Any, Any, Result[Any]]:
         """Return the coroutine that sends one request. Each caller of many holds one object less than with a coroutine of this method."""
         waiter = Single(self.engine.driver())
         return waiter.result(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
 
-    async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        return await BatchWaiter(*self._batch(prepare, model, items, given)).run()
+    def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> Coroutine[Any, Any, BatchResult[Any]]:
+        return self._batch(BatchWaiter, prepare, model, items, given).run()
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
         """Send one decision, in several requests if needed. If all requests fail, raises the error of the first request."""
@@ -239,7 +244,7 @@ class Runtime:
         if model not in self.dialects.most:
             await self.dialects.find(self.engine.driver(), pool, model, deadline)
         most, waited = partial(self.dialects.most_questions, pool, model), self.clock() - began
-        return await DecisionBatch(*self._batch(prepare, model, items, given), most=most, waited=waited).run()
+        return await self._batch(DecisionBatch, prepare, model, items, given, most=most, waited=waited).run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""
@@ -251,8 +256,8 @@ class Runtime:
         items = [MergedItem(call, pool, request_options, waiter, index) for index, call in enumerate(calls)]
         return await waiter.results(self._merger(driver, pool, spec, request_options.tenant, spec.key(calls[0])), items)
 
-    async def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        return await MergedBatchWaiter(*self._batch(spec.call, spec.blank.model, items, given), spec=spec, find=self._merger).run()
+    def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> Coroutine[Any, Any, BatchResult[Any]]:
+        return self._batch(MergedBatchWaiter, spec.call, spec.blank.model, items, given, spec=spec, find=self._merger).run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Return the merger of items that may share a request. The merger is created for the first item and removed after the last item."""
@@ -289,7 +294,7 @@ class Runtime:
         on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
         options.seconds("deadline", given.get("deadline"))
         self.fleet.pool(model)
-        begin = lambda: BatchStreamWaiter(*self._batch(prepare, model, items, given), most=most)  # noqa: E731
+        begin = partial(self._batch, BatchStreamWaiter, prepare, model, items, given, most=most)
         return BatchStream(begin, on_stream_error, restarts=restarts)
 
 

@@ -20,7 +20,6 @@ from qreward.errors import ConfigError
 from qreward.live.snapshot import Snapshot, stats_of
 from qreward.options import (
     DEFAULT,
-    Arguments,
     BatchOptions,
     BatchStreamOptions,
     BulkOptions,
@@ -34,6 +33,7 @@ from qreward.options import (
     batch_items,
     client_settings,
     endpoint_of,
+    preparer,
     show_options,
 )
 from qreward.results import BatchResult, Explanation, FleetStats
@@ -150,8 +150,8 @@ class QRewardClient:
             NoEndpoint: no route matches the model.
             ConfigError: an argument is invalid. Nothing was sent.
         """
-        given = arguments_of(ChatOptions, options)
-        call, scheduling = given.preparer(CHAT, model)(messages), self._runtime.request_options(given.options)
+        given, params = arguments_of(ChatOptions, options)
+        call, scheduling = preparer(CHAT, model, params, **given)(messages), self._runtime.request_options(given)
         del given  # many calls may wait at once
         completion: ChatCompletion = (await self._runtime.one(call, scheduling)).value
         return completion
@@ -181,9 +181,9 @@ class QRewardClient:
             ...     batch = await client.batch_chat_completion(conversations, model="judge-7b", temperature=0)
             ...     return batch.texts(default="")
         """
-        given = arguments_of(ChatBatchOptions, options)
-        prepare = given.preparer(CHAT, model)
-        return await self._runtime.many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
+        given, params = arguments_of(ChatBatchOptions, options)
+        prepare = preparer(CHAT, model, params, **given)
+        return await self._runtime.many(prepare, model, batch_items("batch_messages", batch_messages), given)
 
     def stream_chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[StreamOptions]) -> Stream:
         """Stream one chat completion token by token.
@@ -203,8 +203,8 @@ class QRewardClient:
             ...     async for token in client.stream_chat_completion(messages, model="judge-7b"):
             ...         print(token, end="")
         """
-        given = arguments_of(StreamOptions, options)
-        return self._runtime.stream(given.preparer(CHAT, model)(messages), given.options)
+        given, params = arguments_of(StreamOptions, options)
+        return self._runtime.stream(preparer(CHAT, model, params, **given)(messages), given)
 
     def batch_stream_chat_completion(
         self, batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], model: str, **options: Unpack[BatchStreamOptions]
@@ -223,9 +223,9 @@ class QRewardClient:
             ...     async for index, token in client.batch_stream_chat_completion(conversations, model="judge-7b"):
             ...         print(index, token)
         """
-        given = arguments_of(BatchStreamOptions, options)
-        prepare = given.preparer(CHAT, model)
-        return self._runtime.stream_many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
+        given, params = arguments_of(BatchStreamOptions, options)
+        prepare = preparer(CHAT, model, params, **given)
+        return self._runtime.stream_many(prepare, model, batch_items("batch_messages", batch_messages), given)
 
     async def score(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> RewardScore:
         """Score one response with a reward model.
@@ -298,9 +298,9 @@ class QRewardClient:
         """
         if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
             raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
-        given = arguments_of(CallOptions, options)
-        spec = _merge_spec(RERANK, model, given._replace(params={**given.params, "query": query}))
-        scheduling = self._runtime.request_options(given.options)
+        given, params = arguments_of(CallOptions, options)
+        spec = _merge_spec(RERANK, model, {**params, "query": query}, given)
+        scheduling = self._runtime.request_options(given)
         return [result.value for result in await self._runtime.merged(spec, spec.calls("documents", documents), scheduling)]
 
     async def decide(
@@ -342,9 +342,9 @@ class QRewardClient:
             ...     decision = await client.decide(text, questions, model="judge-7b")
             ...     return decision[0].probability, decision[1].score
         """
-        given = arguments_of(ChatOptions, options)
-        call = decision_preparer(self._runtime.dialects.decide, given, model, min_label_mass)((input, questions))
-        return await self._runtime.decide(call, self._runtime.request_options(given.options))
+        given, params = arguments_of(ChatOptions, options)
+        call = decision_preparer(self._runtime.dialects.decide, given, params, model, min_label_mass)((input, questions))
+        return await self._runtime.decide(call, self._runtime.request_options(given))
 
     async def batch_decide(
         self,
@@ -374,9 +374,9 @@ class QRewardClient:
             ...     batch = await client.batch_decide(texts, [YesNo("The text is correct.")], model="judge-7b")
             ...     return [result.value[0].probability if result.ok else None for result in batch]
         """
-        given = arguments_of(ChatBatchOptions, options)
-        prepare = decision_preparer(self._runtime.dialects.decide, given, model, min_label_mass, questions)
-        return await self._runtime.decide_many(prepare, model, batch_items("inputs", inputs), given.options)
+        given, params = arguments_of(ChatBatchOptions, options)
+        prepare = decision_preparer(self._runtime.dialects.decide, given, params, model, min_label_mass, questions)
+        return await self._runtime.decide_many(prepare, model, batch_items("inputs", inputs), given)
 
     async def embeddings(
         self,
@@ -473,16 +473,16 @@ class QRewardClient:
         return await run_bulk(self, source, output, options, scorer=scorer)
 
     async def _merged_one(self, operation: Operation | None, model: str, item: Any, options: Mapping[str, Any]) -> Any:
-        given = arguments_of(CallOptions, options)
-        spec = _merge_spec(operation, model, given)
-        (result,) = await self._runtime.merged(spec, [spec.call(item)], self._runtime.request_options(given.options))
+        given, params = arguments_of(CallOptions, options)
+        spec = _merge_spec(operation, model, params, given)
+        (result,) = await self._runtime.merged(spec, [spec.call(item)], self._runtime.request_options(given))
         return result.value
 
     async def _merged_many(
         self, operation: Operation | None, model: str, name: str, items: Items, options: Mapping[str, Any]
     ) -> BatchResult[Any]:
-        given = arguments_of(BatchOptions, options)
-        return await self._runtime.merged_many(_merge_spec(operation, model, given), batch_items(name, items), given.options)
+        given, params = arguments_of(BatchOptions, options)
+        return await self._runtime.merged_many(_merge_spec(operation, model, params, given), batch_items(name, items), given)
 
     # changing endpoints and routes
 
@@ -654,9 +654,9 @@ class QRewardClient:
 show_options(QRewardClient)
 
 
-def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> MergeSpec:
+def _merge_spec(operation: Operation | None, model: str, params: Mapping[str, Any], given: Mapping[str, Any]) -> MergeSpec:
     """Return the settings for merging the items of a call into requests. An ``operation`` of None means embeddings."""
-    shared = model, given.params, given.options.get("extra_headers"), given.options.get("extra_body")
+    shared = model, params, given.get("extra_headers"), given.get("extra_body")
     return EmbeddingsSpec(*shared) if operation is None else MergeSpec(operation, *shared)
 
 

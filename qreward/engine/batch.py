@@ -488,15 +488,12 @@ class BatchWaiter(Waiter):
         self.driver.loop.call_soon(self._end_unread, make_error)
 
 
-class Tallies:
-    """Counts the requests of one batch, for each endpoint."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, tuple[SourceCounters, Quantiles]] = {}
+class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
+    """Counts the requests of one batch: the name of each endpoint -> its counts and latencies."""
 
     def add(self, result: Result[object]) -> None:
         if result.error is None and result.endpoint is not None:
-            counters, latency = self._of(result.endpoint)
+            counters, latency = self[result.endpoint]
             counters.ok += 1
             latency.add(result.latency)
             if usage := result.usage:
@@ -506,9 +503,9 @@ class Tallies:
         if not result.has_trail:
             return
         for attempt in retries(result.attempts):
-            self._of(attempt.endpoint)[0].retried += 1
+            self[attempt.endpoint][0].retried += 1
         for attempt in result.attempts:
-            counters, _ = self._of(attempt.endpoint)
+            counters, _ = self[attempt.endpoint]
             counters.hedged += attempt.hedge
             if attempt.outcome == "overloaded":
                 counters.rejected += 1
@@ -520,18 +517,18 @@ class Tallies:
     def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
         for attempt in attempts:
             if attempt is not None:
-                self._of(attempt.source.name)[0].cancelled += 1
+                self[attempt.source.name][0].cancelled += 1
 
-    def _of(self, name: str) -> tuple[SourceCounters, Quantiles]:
-        found = self._by_name.get(name)
-        if found is None:
-            found = self._by_name[name] = SourceCounters(), Quantiles()
+    def __missing__(self, name: str) -> tuple[SourceCounters, Quantiles]:
+        found = self[name] = SourceCounters(), Quantiles()
         return found
 
     def stats(self) -> dict[str, EndpointStats]:
-        for counters, _ in self._by_name.values():
+        stats = {}
+        for name, (counters, latency) in self.items():
             counters.sent = counters.ok + counters.rejected + counters.failed + counters.cancelled
-        return {name: endpoint_stats(*found) for name, found in self._by_name.items()}
+            stats[name] = endpoint_stats(counters, latency)
+        return stats
 
 
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:

@@ -55,7 +55,8 @@ class RequestOptions(NamedTuple):
         """Make a task with these options. Finds the prefix of its prompt, unless the pool needs none."""
         task = Task(payload, pool, self.level, self.timeout, waiter, index, self.tenant)
         task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
-        task.prefix = pool.find_prefix(payload)
+        if pool.affinity_look_ahead:
+            task.prefix = pool.find_prefix(payload)
         return task
 
 

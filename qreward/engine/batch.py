@@ -35,10 +35,6 @@ GROUPED_AT_ONCE = 128
 """Maximum number of items whose prompts have prefixes that are read in one turn of the event loop. It is smaller than ``MOST_AT_ONCE``,
 because each of these items is also sorted into a group."""
 
-MOST_AHEAD = 8192
-"""Number of tasks in the queue of one pool at which a batch with several pools reads no more items. Below this number, items are read
-although a slow pool has a long queue, so that the faster pools get work."""
-
 FILL = 0.05
 """Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""
 
@@ -311,19 +307,7 @@ class BatchWaiter(Waiter):
             self.driver.refill(feed)
 
     def _take(self, feed: BatchFeed) -> bool:
-        """Take items from the input, because a feed needs tasks. Returns False if ``LoopDriver.refill`` is called later."""
-        if len(self._feeds) == 1:
-            return self._take_items()
-        if self._feed.ended or self._room() > 0:  # otherwise the queue of another pool is full, and nothing is read
-            if not self._take_items() and self._feed.ahead():
-                return False
-            self._hand_out(but=feed)
-            return feed.ahead() > 0 or feed.failing is not None
-        return feed.ahead() > 0
-
-    def _take_items(self) -> bool:
         """Take as many items as there is room for. Returns False if more are taken in the next turn of the event loop."""
-        feed = self._feed
         left = MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE
         try:
             while not feed.ended and (most := min(left, self._room(), self._items_at_once)) > 0:
@@ -350,17 +334,8 @@ class BatchWaiter(Waiter):
         return False
 
     def _room(self) -> int:
-        """Return the number of items that may be read now. With several feeds, the shortest queue counts, while no queue is too long."""
-        if len(self._feeds) == 1:
-            return self._feed.read_ahead - self._feed.ahead()
-        waiting = [each.ahead() for each in self._feeds.values()]
-        return max(each.read_ahead for each in self._feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
-
-    def _hand_out(self, but: BatchFeed | None = None) -> None:
-        """Hand over the tasks that were read for the feeds, except for one feed."""
-        for feed in self._feeds.values():
-            if feed is not but and feed.incoming:
-                self.driver.refill(feed)
+        """Return the number of items that may be read now."""
+        return self._feed.read_ahead - self._feed.ahead()
 
     async def _read_async(self) -> None:
         """Read an asynchronous input to its end, and close it. After an exception, items that were read before are still finished."""
@@ -379,15 +354,17 @@ class BatchWaiter(Waiter):
         self._end_trying(self._feed)
         self._end_if_done()
 
+    def _hand_out(self) -> None:
+        """Hand over the tasks that were read."""
+        self.driver.refill(self._feed)
+
     async def _take_async(self) -> None:
         feed = self._feed
         async for item in self._items:
             if feed.ended:  # by the deadline, or by an error of ``on_result``
                 break
             self._add(item)
-            self.driver.refill(feed)
-            if len(self._feeds) > 1:
-                self._hand_out(but=feed)
+            self._hand_out()
             if not self._count % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
                 await asyncio.sleep(0)
             while self._room() <= 0:

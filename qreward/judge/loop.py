@@ -26,13 +26,17 @@ from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import Attempt, RequestOptions, Task, TaskState
+from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
 from qreward.scheduler.why import said
 
 Running = dict[Hashable, "ItemCalls"]
 """The items whose calls are sent: of a batch, or of all calls outside of batches of one judge. The key is what they ask."""
 LOOKED_UP = 64
 """Maximum number of items of a batch whose answers are looked up in the cache together."""
+
+MOST_AHEAD = 8192
+"""Number of tasks in the queue of one pool at which a batch with several pools reads no more items. Below this number, items are read
+although a slow pool has a long queue, so that the faster pools get work."""
 
 
 class Calling(NamedTuple):
@@ -374,6 +378,28 @@ class ItemBatch(BatchWaiter):
 
     def _is_trying(self) -> bool:
         return False  # ``ItemCalls`` decides for each call, because the calls of an item may have different feeds
+
+    def _take(self, feed: BatchFeed) -> bool:
+        """Take items, each of which may have requests for several pools. Nothing is read while the queue of a pool is full."""
+        if len(self._feeds) == 1:
+            return super()._take(feed)
+        if self._feed.ended or self._room() > 0:
+            if not super()._take(self._feed) and self._feed.ahead():
+                return False
+            self._hand_out(but=feed)
+            return feed.ahead() > 0 or feed.failing is not None
+        return feed.ahead() > 0
+
+    def _room(self) -> int:
+        """Return the number of items that may be read now: the shortest queue counts, while no queue is too long."""
+        waiting = [each.ahead() for each in self._feeds.values()]
+        return max(each.read_ahead for each in self._feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
+
+    def _hand_out(self, but: BatchFeed | None = None) -> None:
+        """Hand over the tasks that were read for the feeds, except for one feed."""
+        for feed in self._feeds.values():
+            if feed is not but and (feed.incoming or (self._is_async and feed is self._feed)):
+                self.driver.refill(feed)
 
     def _put(self, index: int, payload: Any) -> None:
         if isinstance(payload, Invalid):

@@ -51,15 +51,8 @@ class BatchProgress(Protocol):
 
 
 class ResultSettings(NamedTuple):
-    """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`.
-
-    Attributes:
-        deadline: seconds after which unfinished items fail with ``DeadlineExceeded``, or None.
-        on_result: called in the event loop with each result as soon as it is known, or None.
-        progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
-        prices: endpoint name -> US dollars for a million prompt and completion tokens.
-        keep: keep the results; if False, ``BatchWaiter.run`` returns an empty batch with its statistics.
-    """
+    """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`, and ``prices``: the name
+    of an endpoint -> US dollars for a million prompt and completion tokens."""
 
     deadline: float | None = None
     on_result: Callable[[Result[Any]], object] | None = None

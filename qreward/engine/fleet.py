@@ -57,7 +57,7 @@ ADJUSTABLE = frozenset({
 })  # fmt: skip
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
-"""Maximum number of requested models that a pool remembers. The number is bounded, because the names come from callers."""
+"""Maximum number of requested models that are remembered. The number is bounded, because the names come from callers."""
 LIST_TIMEOUT = 10.0
 """Seconds after which an attempt to read a list from a URL is given up."""
 LIST_BYTES = 1_000_000
@@ -87,6 +87,7 @@ class Fleet:
         self._registered: dict[str, Route] = {}  # by pattern
         self._pools: dict[str, Pool] = {}  # by pattern; those of patterns that are gone are kept as long as requests may hold them
         self._table: Routes[Pool] = Routes()  # the pools of the current patterns
+        self._served: dict[str, Pool] = {}  # the pools of the models that were requested since the last change
         self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only ``client.run`` uses
         self._paused = ""  # why all endpoints are paused, also those that are added later
         self._set(endpoints, routes)
@@ -96,6 +97,9 @@ class Fleet:
 
         Raises ``NoEndpoint`` if no route matches the model, or if only ``client.run`` can use the endpoints of the model.
         """
+        served = self._served  # another thread may replace it, together with the table
+        if model in served:
+            return served[model]
         pool = self._table.find(model)
         if pool is None:
             raise NoEndpoint(f"no route matches the model {model!r}; there are routes for {', '.join(map(repr, self._table.items()))}")
@@ -104,9 +108,10 @@ class Fleet:
                 f"model {model!r} has only endpoints of kind {BATCH_KIND!r} ({', '.join(map(repr, names))}), which take files of requests; "
                 "send it by client.run or qreward run, or add an endpoint of kind 'openai' for single calls, batches and judges"
             )
-        models = pool.models
-        if model not in models and len(models) < MAX_MODELS:
-            models.add(model)
+        if len(served) < MAX_MODELS:
+            served[model] = pool
+        if len(pool.models) < MAX_MODELS:
+            pool.models.add(model)
         return pool
 
     def batch_endpoints(self, model: str) -> tuple[Endpoint, ...]:
@@ -282,6 +287,7 @@ class Fleet:
             ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
             self._provided[pool] = tuple(cast("Endpoint", source.endpoint) for source in sources if source not in ordinary)
             self._engine.scheduler.reroute(now, pool, ordinary, pool.balancer if new == old else make_balancer(*new))
+        self._served = {}
 
     def _pools_without_pattern(self) -> list[Pool]:
         """Return the pools whose pattern is gone and that a request holds. The others are dropped."""

@@ -36,27 +36,19 @@ class Routes(Generic[R]):
     def __init__(self) -> None:
         self._exact: dict[str, R] = {}
         self._globs: dict[str, R] = {}
-        self._cache: dict[str, R | None] = {}
 
     def set(self, pattern: str, route: R) -> None:
         (self._globs if is_glob(pattern) else self._exact)[pattern] = route
         self._globs = dict(sorted(self._globs.items(), key=lambda item: specificity(item[0]), reverse=True))
-        self._cache.clear()
 
     def remove(self, pattern: str) -> None:
         self._exact.pop(pattern, None)
         self._globs.pop(pattern, None)
-        self._cache.clear()
 
     def find(self, model: str) -> R | None:
-        if model in self._cache:
-            return self._cache[model]
-        found = self._exact.get(model)
-        if found is None:
-            found = next((route for pattern, route in self._globs.items() if matches(pattern, model)), None)
-        if len(self._cache) < 4096:  # bounded, because callers choose the model names
-            self._cache[model] = found
-        return found
+        if model in self._exact:
+            return self._exact[model]
+        return next((route for pattern, route in self._globs.items() if matches(pattern, model)), None)
 
     def items(self) -> dict[str, R]:
         """Return pattern -> route, in the order in which patterns are tried."""

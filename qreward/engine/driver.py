@@ -363,14 +363,15 @@ class LoopDriver:
         """Carry out an attempt, and then the next ones of ``batch``, in the current asyncio task. Report their outcomes."""
         me: Any = asyncio.current_task()
         attempt: Attempt | None = first
+        outcome: Outcome
         turns = 0
         while attempt is not None:
-            outcome: Outcome = CANCELLED
-            before = me.cancelling()
+            turns += 1
+            before, outcome = me.cancelling(), CANCELLED
             try:
                 if attempt.cancel_reason is None:  # otherwise cancelled before it began
                     attempt.handle, task = me, attempt.task
-                    if turns and not turns % TURNS:  # a backend that never suspends must not block the event loop
+                    if not turns % TURNS:  # a backend that never suspends must not block the event loop
                         await asyncio.sleep(0)
                     execute = task.waiter.execute
                     sending = self.backend.send(attempt.source.endpoint, task.payload) if execute is None else execute(attempt)
@@ -387,7 +388,6 @@ class LoopDriver:
                 failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
                 failure.__cause__ = error
                 outcome = Failure(FailureKind.UNSENDABLE, failure)
-            turns += 1
             attempt = self.ended(attempt, outcome, batch)
 
     def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:

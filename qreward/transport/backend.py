@@ -44,10 +44,9 @@ class HttpBackend:
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
         """Make one attempt. Raises only ``CancelledError``, and closes the connection of the attempt first."""
-        connection = self._connections.get(id(endpoint))
+        connection: EndpointConnection | None = None
         try:
-            if connection is None:
-                connection = self._connect(endpoint)
+            connection = self._connections.get(id(endpoint)) or self._connect(endpoint)
             connection.in_flight += 1
             if isinstance(call.codec, Unbound):
                 if isinstance(call.codec, Decide):
@@ -64,10 +63,10 @@ class HttpBackend:
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
         """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx. Raises only ``CancelledError``."""
-        connection, opened = self._connections.get(id(endpoint)), None
+        connection: EndpointConnection | None = None
+        opened: ChatStream | Failure | None = None
         try:
-            if connection is None:
-                connection = self._connect(endpoint)
+            connection = self._connections.get(id(endpoint)) or self._connect(endpoint)
             connection.in_flight += 1
             opened = await open_stream(connection, call)
         except Exception as error:
@@ -81,10 +80,9 @@ class HttpBackend:
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``."""
-        connection = self._connections.get(id(endpoint))
+        connection: EndpointConnection | None = None
         try:
-            if connection is None:
-                connection = self._connect(endpoint)
+            connection = self._connections.get(id(endpoint)) or self._connect(endpoint)
             connection.in_flight += 1
             return await connection.probe()
         except ClientClosed:

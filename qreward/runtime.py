@@ -38,7 +38,7 @@ from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, MergedItem, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import Endpoint, Route
+from qreward.settings.policies import Endpoint
 from qreward.streaming import BatchStream, Stream
 from qreward.transport.backend import HttpBackend
 
@@ -124,15 +124,6 @@ class Runtime:
         except NoEndpoint as error:
             return [Explanation(model, "no_endpoint", str(error))]
 
-    def register(self, route: Route) -> None:
-        self._change(partial(self.fleet.register, route))
-
-    def add(self, endpoint: Endpoint) -> None:
-        self._change(partial(self.fleet.add, endpoint))
-
-    def remove(self, name: str) -> None:
-        self._change(partial(self.fleet.remove, name))
-
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of the endpoints and settings that changed. Raises ``ConfigError`` for ``transport``."""
         if wanted.transport != self._config.transport:
@@ -143,14 +134,15 @@ class Runtime:
             self._set_config(wanted)
             return changed
 
-        return self._change(replace)
+        return self.change(replace)
 
     def _addresses_changed(self) -> None:
-        self._change(self.fleet.refresh)
+        self.change(self.fleet.refresh)
 
-    def _change(self, change: Callable[[], T]) -> T:
+    def change(self, change: Callable[..., T], *arguments: Any) -> T:
+        """Call a method of ``fleet`` that changes endpoints or routes, and let everything else know of the change."""
         with self._changing:
-            changed = change()
+            changed = change(*arguments)
             self._set_prices()
         self.addresses.follow()
         self.dialects.changed()

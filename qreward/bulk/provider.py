@@ -263,7 +263,7 @@ class BatchApi:
             raise self._failed(error) from None
 
     async def aclose(self) -> None:
-        await self.connection.aclose()
+        await self.connection.transport.aclose()
 
     async def _call(
         self, kind: type[T], method: str, path: str, body: bytes | AsyncIterator[bytes] | None = None, headers: dict[str, str] | None = None

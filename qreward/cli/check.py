@@ -272,7 +272,7 @@ class Examination:
             if not self.replies:
                 self.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
         finally:
-            await connection.aclose()
+            await connection.transport.aclose()
         ready = set()
         for path, reply in self.replies.items():
             listing = path in (API_MODELS, MODELS)

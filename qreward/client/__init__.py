@@ -511,7 +511,7 @@ class QRewardClient:
             raise ConfigError(f"endpoints must be a list of names, such as [{endpoints!r}]")
         chosen = cast("LoadBalanceStrategy", strategy)  # ``Route`` also accepts a string, and checks it
         route = Route(pattern=pattern, endpoints=tuple(endpoints), strategy=chosen, weights=dict(weights or {}))
-        self._runtime.register(route)
+        self._runtime.change(self._runtime.fleet.register, route)
 
     def list_routes(self) -> list[Route]:
         """Return all routes in the order in which they are matched, including the routes that come from the endpoints' ``models``."""
@@ -522,7 +522,7 @@ class QRewardClient:
 
         Raises ``ConfigError`` if a setting is invalid, or another endpoint has the same name.
         """
-        self._runtime.add(endpoint_of(endpoint))
+        self._runtime.change(self._runtime.fleet.add, endpoint_of(endpoint))
 
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint.
@@ -530,7 +530,7 @@ class QRewardClient:
         Requests in flight at the endpoint are finished. Then its connections are closed. Queued requests go to other endpoints. If there
         are no other endpoints, queued requests fail with ``NoEndpoint``. Raises ``ConfigError`` if no endpoint has this name.
         """
-        self._runtime.remove(name)
+        self._runtime.change(self._runtime.fleet.remove, name)
 
     def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
         """Replace the configuration while the client is in use.

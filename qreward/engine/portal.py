@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from qreward.engine import background
 from qreward.errors import ClientClosed
@@ -78,8 +78,7 @@ class Portal:
             raise
         return work.result()
 
-    def iterate(self, source: AsyncIterable[T], ahead: int = 64) -> BlockingIterator[T]:
-        """Return a blocking iterator over an asynchronous iterable; see :class:`BlockingIterator`."""
+    def iterate(self, source: AsyncIterable[R], ahead: int = 64) -> BlockingIterator[R]:
         return BlockingIterator(self, source, ahead)
 
     def give_up(self, work: _Work[Any], error: BaseException) -> None:
@@ -363,27 +362,18 @@ def same(value: T) -> T:
     return value
 
 
-class Closable(Protocol):
-    """An asynchronous object that can be closed."""
-
-    async def aclose(self) -> None: ...
-
-
-A = TypeVar("A", bound=Closable)
-
-
-class BlockingTwin(Generic[A]):
+class BlockingTwin(Generic[T]):
     """Base class of the blocking twins of asynchronous objects, with ``close``, ``with`` and ``repr``. ``_async`` is the object itself."""
 
     __slots__ = ("_async",)
 
-    def __init__(self, inner: A) -> None:
-        self._async = inner
+    def __init__(self, inner: T) -> None:
+        self._async: T = inner
 
     def close(self) -> None:
         """Stop all requests of this object, close what it holds, and wait until that is done. Further calls do nothing."""
         with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed it
-            portal().call(self._async.aclose)
+            portal().call(cast("Any", self._async).aclose)
 
     def __enter__(self) -> Self:
         return self

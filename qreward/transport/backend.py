@@ -112,7 +112,7 @@ class HttpBackend:
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:
-            await connection.aclose()
+            await connection.transport.aclose()
 
     def _connect(self, endpoint: Endpoint) -> EndpointConnection:
         if self._closed:
@@ -129,7 +129,7 @@ class HttpBackend:
             return
         connection.in_flight -= 1
         if not connection.in_flight and connection in self._dismissed:
-            closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
+            closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.transport.aclose())
             closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
 
@@ -199,9 +199,6 @@ class EndpointConnection:
         if isinstance(key, ApiKey) and self._hidden != key.known:
             self._secrets, self._hidden = secrets_of(self.endpoint), key.known
         return self._secrets
-
-    async def aclose(self) -> None:
-        await self.transport.aclose()
 
     def encoded(self, call: WireRequest) -> tuple[str, bytes, Mapping[str, str] | None]:
         """Return the path, the body and the additional headers of a request. Raises ``BadRequest``."""

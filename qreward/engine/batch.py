@@ -195,7 +195,10 @@ class BatchWaiter(Waiter):
             self._expiry.cancel()
         if self._reader is not None:
             self._reader.cancel()
-        self._give_up()
+        if self._live:
+            self._give_up()
+        else:
+            self._close_feeds()
         if self._beat is not None:
             self._beat.cancel()
         if self._progress is not None:

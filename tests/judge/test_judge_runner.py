@@ -100,7 +100,7 @@ async def test_models_of_different_routes_are_asked_side_by_side() -> None:
 
 
 async def test_a_quick_model_does_not_run_away_from_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qreward.engine.batch.MOST_AHEAD", 256)
+    monkeypatch.setattr("qreward.judge.loop.MOST_AHEAD", 256)
     read = 0
 
     def many() -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
 from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import VARIABLE as PROGRESS
-from qreward.progress import is_on, start_progress
+from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
 from qreward.results import BatchResult, Explanation, Result, with_trail
 from qreward.scheduler.pool import Pool
@@ -172,16 +172,14 @@ class Runtime:
         """Check the options of :class:`~qreward.options.ResultOptions`, and start showing the progress of the batch."""
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
-        if not given and not is_on(PROGRESS):
+        if not given and PROGRESS not in os.environ:
             return ResultSettings(prices=prices)
         deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
         route, wanted = self.look.for_progress(lambda: [pool]), given.get("progress")
         progress = start_progress(wanted, size_of(items), title=title, route=route, prices=prices, clock=self.clock)
         return ResultSettings(deadline, on_result, progress, prices, given.get("keep_results", True))
 
-    def _batch(
-        self, kind: Callable[..., Batch], prepare: Prepare, model: str, items: Items, given: Mapping[str, Any], **more: Any
-    ) -> Batch:
+    def batch(self, kind: Callable[..., Batch], prepare: Prepare, model: str, items: Items, given: Mapping[str, Any], **more: Any) -> Batch:
         """Make the waiter of a batch, whose class is ``kind``. Raises ``NoEndpoint`` and ``ConfigError``."""
         pool, request_options = self.fleet.pool(model), self.request_options(given)
         settings = self.result_settings(given, pool, items, model)
@@ -191,9 +189,6 @@ class Runtime:
         """Return the coroutine that sends one request. Each caller of many holds one object less than with a coroutine of this method."""
         waiter = Single(self.engine.driver())
         return waiter.result(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
-
-    def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> Coroutine[Any, Any, BatchResult[Any]]:
-        return self._batch(BatchWaiter, prepare, model, items, given).run()
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
         """Send one decision, in several requests if needed. If all requests fail, raises the error of the first request."""
@@ -236,7 +231,7 @@ class Runtime:
         if model not in self.dialects.most:
             await self.dialects.find(self.engine.driver(), pool, model, deadline)
         most, waited = partial(self.dialects.most_questions, pool, model), self.clock() - began
-        return await self._batch(DecisionBatch, prepare, model, items, given, most=most, waited=waited).run()
+        return await self.batch(DecisionBatch, prepare, model, items, given, most=most, waited=waited).run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""
@@ -249,7 +244,7 @@ class Runtime:
         return await waiter.results(self._merger(driver, pool, spec, request_options.tenant, spec.key(calls[0])), items)
 
     def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> Coroutine[Any, Any, BatchResult[Any]]:
-        return self._batch(MergedBatchWaiter, spec.call, spec.blank.model, items, given, spec=spec, find=self._merger).run()
+        return self.batch(MergedBatchWaiter, spec.call, spec.blank.model, items, given, spec=spec, find=self._merger).run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Return the merger of items that may share a request. The merger is created for the first item and removed after the last item."""
@@ -286,7 +281,7 @@ class Runtime:
         on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
         options.seconds("deadline", given.get("deadline"))
         self.fleet.pool(model)
-        begin = partial(self._batch, BatchStreamWaiter, prepare, model, items, given, most=most)
+        begin = partial(self.batch, BatchStreamWaiter, prepare, model, items, given, most=most)
         return BatchStream(begin, on_stream_error, restarts=restarts)
 
 

@@ -16,6 +16,7 @@ from qreward.codecs.rewards.base import Operation, RewardScore
 from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
+from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
 from qreward.live.snapshot import Snapshot, stats_of
 from qreward.options import (
@@ -183,7 +184,7 @@ class QRewardClient:
         """
         given, params = arguments_of(ChatBatchOptions, options)
         prepare = preparer(CHAT, model, params, **given)
-        return await self._runtime.many(prepare, model, batch_items("batch_messages", batch_messages), given)
+        return await self._runtime.batch(BatchWaiter, prepare, model, batch_items("batch_messages", batch_messages), given).run()
 
     def stream_chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[StreamOptions]) -> Stream:
         """Stream one chat completion token by token.

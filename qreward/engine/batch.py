@@ -146,7 +146,7 @@ class BatchWaiter(Waiter):
             if self._progress is not None:
                 self._show_progress()
             # the first tasks are handed over by ``open``; if they are read later, ``_read_later`` calls ``refill`` without being asked
-            self._feed.more_requested = not self.read(self._feed)
+            self._feed.more_requested = self._is_async or not self._take(self._feed)
             driver.locked(driver.engine.scheduler.open, self._feed)
             await self._done
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held

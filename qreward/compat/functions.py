@@ -15,7 +15,6 @@ from typing import Any
 
 from opentelemetry import trace
 
-from qreward.callables import NOT_GIVEN
 from qreward.compat import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import ScheduleConfig
@@ -24,39 +23,19 @@ from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
 from qreward.telemetry import TelemetryExporter
 
-OLD_DEFAULTS: dict[str, Any] = {  # parameter of ``schedule`` in 0.1.7 -> its default, in the order of the parameters
-    "timeout": 0,
-    "hedged_request_time": 0,
-    "hedged_request_proportion": 0.05,
-    "hedged_request_max_times": 2,
-    "speed_up_max_multiply": 5,
-    "retry_times": 0,
-    "retry_interval": 1,
-    "limit_size": 0,
-    "limit_window": 1.0,
-    "key_func": None,
-    "exception_types": BaseException,
-    "default_result": NOT_GIVEN,
-    "debug": False,
-    "metrics_callback": None,
-    "circuit_breaker_threshold": 0,
-    "circuit_breaker_recovery": 30.0,
-    "adaptive_limit": False,
-    "adaptive_limit_min": 10,
-    "adaptive_limit_max": 500,
-    "adaptive_error_threshold": 0.3,
-    "adaptive_latency_threshold": 5.0,
-    "adaptive_window_seconds": 10.0,
-    "priority": Priority.NORMAL,
-    "telemetry_exporter": None,
-}
+PARAMETERS = (
+    "timeout", "hedged_request_time", "hedged_request_proportion", "hedged_request_max_times", "speed_up_max_multiply", "retry_times",
+    "retry_interval", "limit_size", "limit_window", "key_func", "exception_types", "default_result", "debug", "metrics_callback",
+    "circuit_breaker_threshold", "circuit_breaker_recovery", "adaptive_limit", "adaptive_limit_min", "adaptive_limit_max",
+    "adaptive_error_threshold", "adaptive_latency_threshold", "adaptive_window_seconds", "priority", "telemetry_exporter",
+)  # fmt: skip
+"""The parameters of ``schedule`` in 0.1.7, in their order."""
 
 _ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
-_BELONGS_TO = {  # parameter whose default has changed -> the parameter without which it has no effect
-    "hedged_request_max_times": "hedged_request_time",
-    "retry_max_interval": "retry_times",
-    "speed_up_max_multiply": "retry_times",
-    "adaptive_latency_threshold": "adaptive_limit",
+_OLD_DEFAULTS = {  # parameter -> its default in 0.1.7, if that has changed, and the parameter without which it has no effect
+    "hedged_request_max_times": (2, "hedged_request_time"),
+    "speed_up_max_multiply": (5, "retry_times"),
+    "adaptive_latency_threshold": (5.0, "adaptive_limit"),
 }
 
 
@@ -79,14 +58,16 @@ def _types(types: Any) -> tuple[Any, ...]:
 
 def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator with the parameters of 0.1.7. The warning contains the equivalent decorator with the parameters of today."""
-    if len(args) > len(OLD_DEFAULTS):
-        raise ConfigError(f"schedule() takes at most {len(OLD_DEFAULTS)} settings, not {len(args)}; {PAGE}")
-    given = {**dict(zip(OLD_DEFAULTS, args, strict=False)), **settings}
-    old = {**OLD_DEFAULTS, **given}
-    old["adaptive_limit"] = bool(old["adaptive_limit"] and old["limit_size"])
-    old["retry_max_interval"] = old["retry_interval"] or 60.0  # in 0.1.7 the wait did not grow
-    unused = [name for name, other in _BELONGS_TO.items() if name not in given and not old[other]]
-    config = ScheduleConfig(**new_settings({name: value for name, value in old.items() if name not in unused}))
+    if len(args) > len(PARAMETERS):
+        raise ConfigError(f"schedule() takes at most {len(PARAMETERS)} settings, not {len(args)}; {PAGE}")
+    given = {**dict(zip(PARAMETERS, args, strict=False)), **settings}
+    old = {**given, "adaptive_limit": bool(given.get("adaptive_limit") and given.get("limit_size"))}
+    for name, (value, needed) in _OLD_DEFAULTS.items():
+        if old.get(needed):
+            old.setdefault(name, value)
+    if old.get("retry_times"):
+        old["retry_max_interval"] = old.get("retry_interval", 1) or 60.0  # in 0.1.7 the wait did not grow
+    config = ScheduleConfig(**new_settings(old))
     form = repr(config).removeprefix("ScheduleConfig")
     ignored = "; adaptive_window_seconds has no effect any more" if "adaptive_window_seconds" in given else ""
     text = f"qreward.utils.schedule is deprecated: write from qreward import schedule, and @schedule{form}{ignored}; {PAGE}"
@@ -94,7 +75,7 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
     receive = config.metrics_callback
     if receive is not None:
         config = ScheduleConfig(**{**config.snapshot(), "metrics_callback": lambda metrics: receive(OldScheduleMetrics.of(metrics))})
-    return functools.partial(decorate, config=config, make=functools.partial(OldFunction, _types(old["exception_types"])))
+    return functools.partial(decorate, config=config, make=functools.partial(OldFunction, _types(given.get("exception_types"))))
 
 
 class OldFunction(ScheduledFunction):

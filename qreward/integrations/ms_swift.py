@@ -29,7 +29,7 @@ class QRewardORM:
     """A reward function for GRPO in ms-swift, with the signature of its ``AsyncORM``.
 
     Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings. The
-    attribute ``metrics`` has means over the last batch, such as ``judge_ok``. The constructor raises ``ConfigError`` if a setting is wrong.
+    attribute ``metrics`` has means over the last batch, such as ``judge_ok``.
 
     Raises:
         ConfigError: the settings are missing or wrong.

@@ -30,8 +30,7 @@ _Rubric: Any = importlib.import_module("openenv.core.rubrics").Rubric
 class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     """Scores an action with the judge or the reward model of the settings.
 
-    The attribute ``metrics`` has ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported`` of the last
-    reward. The constructor raises ``ConfigError`` if a setting is wrong.
+    The attribute ``metrics`` has those of the last reward, such as ``judge_ok``.
 
     Args:
         settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.

@@ -35,7 +35,7 @@ _UNKNOWN_RESPONSE = (
 def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
     """Score responses, as :func:`results` does, in any number of threads. The values are lists, or numbers if there is one query.
 
-    The settings are in the file that ``QREWARD_REWARD`` names. OpenRLHF logs an exception of this function, and continues without a reward.
+    The settings are in the file that ``QREWARD_REWARD`` names.
 
     Raises:
         ConfigError: the settings are missing or wrong. OpenRLHF only logs the exceptions of this function, and continues without a reward.
@@ -51,11 +51,8 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
 async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
     """Return one mapping for each sample, in the form that OpenRLHF expects, with ``rewards``, ``scores`` and ``extra_logs``.
 
-    ``queries`` are the ``prompts`` with their responses, as the tokenizer decodes them, with special tokens.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
-        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+    ``queries`` are the ``prompts`` with their responses, as the tokenizer decodes them, with special tokens. The errors are those of
+    :func:`reward_func`.
     """
     made = ADAPTER.rewarder()
     rows: list[dict[str, Any]] = []
@@ -79,11 +76,7 @@ def __getattr__(name: str) -> Any:
     base: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
 
     class AgentExecutor(base):  # type: ignore[misc]  # OpenRLHF has no types
-        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads.
-
-        Raises:
-            ConfigError: the settings are missing or wrong. The constructor raises this error, because OpenRLHF would only log a later one.
-        """
+        """OpenRLHF's single-turn executor, which scores all samples concurrently, without threads."""
 
         def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
             super().__init__(None)

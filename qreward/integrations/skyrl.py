@@ -25,8 +25,7 @@ _Env: Any = importlib.import_module("skyrl_gym.envs.base_text_env").BaseTextEnv
 class QRewardEnv(_Env):  # type: ignore[misc]  # SkyRL-Gym has no types
     """Asks one question, and scores the answer. SkyRL calls the methods in threads, which share one client.
 
-    Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings. The
-    constructor raises ``ConfigError`` if a setting is wrong.
+    Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings.
 
     Raises:
         ConfigError: the settings are missing or wrong.

@@ -105,6 +105,7 @@ MOST_SAMPLES = 100
 
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
+_VERDICTS = ("score", "yes_no")
 
 
 class JudgeConfig(Policy):
@@ -222,6 +223,21 @@ class JudgeConfig(Policy):
             raise ValueError(f"has {name!r} twice; to ask a model several times, set samples")
         return value
 
+    @field_validator("verdict")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if ":" not in value and value not in _VERDICTS:
+            hint = did_you_mean(value, _VERDICTS)
+            raise ValueError(f"unknown verdict {value!r}; {hint} A verdict of your own is written module:Class")
+        return value
+
+    @field_validator("params")
+    @classmethod
+    def _of_requests(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(value.keys() & {*cls.model_fields, "client", "score", "owns_client"}):
+            raise ValueError(f"{taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params")
+        return value
+
     @field_validator("calibration", mode="before")
     @classmethod
     def _calibration(cls, value: object) -> object:
@@ -279,7 +295,4 @@ def config_of(config: object) -> JudgeConfig:
         config = JudgeConfig(**config)
     if not isinstance(config, JudgeConfig):
         raise ConfigError(f"config must be a JudgeConfig, or a mapping of its settings, not {type(config).__name__}")
-    taken = sorted(config.params.keys() & {*JudgeConfig.model_fields, "client", "score", "owns_client"})
-    if taken:
-        raise ConfigError(f"params: {taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params")
     return config

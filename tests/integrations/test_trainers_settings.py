@@ -83,8 +83,8 @@ def test_a_wrong_setting_is_named_with_its_file_before_any_reward(tmp_path: Path
         if not re.search(rf"(?s)reward{number}\.json.*{re.escape(said)}", found):
             wrong.append((settings, said, found))
     assert wrong == []
-    loaded = load_reward_config({**GOOD, "judge": {"model": "judge-7b", "verdict": "yesno"}}, place="mine")
-    assert refusal(partial(rewarder, loaded, deadline=5.0)).startswith("mine: judge.verdict: "), "adapters give settings as well as files"
+    loaded = load_reward_config({**ROUTED, "judge": {"model": "gpt"}}, place="mine")
+    assert refusal(partial(rewarder, loaded, deadline=5.0)).startswith("mine: judge.model: "), "adapters give settings as well as files"
     given = {"system": "Judge {topic}."}
     assert rewarder({**judge(**given), "columns": {"topic": "subject"}}, deadline=5.0), "a field that the prompt names"
 
@@ -105,6 +105,8 @@ def test_a_mistake_in_a_cascade_a_rubric_or_a_method_is_named_with_its_line(tmp_
         ("judge:\n  model: judge-7b\n  rubric: {right: It is right.}", ""),
         ("judge:\n  model: judge-7b\n  rubric:\n  - {name: a, instructions: x}\n  - {name: b}", r"line 5: judge\.rubric\.1\.instructions"),
         ("judge:\n  model: judge-7b\n  method: decides", r"line 3: judge\.method: must be .* did you mean 'decide'"),
+        ("judge:\n  model: judge-7b\n  verdict: yesno", r"line 3: judge\.verdict: unknown verdict 'yesno'; did you mean 'yes_no'"),
+        ("judge:\n  model: judge-7b\n  params: {samples: 3}", r"line 3: judge\.params: 'samples' is not a parameter of a request"),
         ("judge:\n  model: judge-7b\n  method: decide\n  scale: [0, 100]", r"judge: a decision needs a scale of at most 20 whole numbers"),
     )
     wrong = []

@@ -16,8 +16,7 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
     """A ``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
-    Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories. The constructor
-    raises ``ConfigError`` if a setting is wrong.
+    Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories.
 
     Raises:
         ConfigError: the settings are missing or wrong.

@@ -191,8 +191,7 @@ def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source
 class InvalidGroupFilter:
     """Drops a group with a step whose reward is :data:`INVALID`, for ``group_filter_cls``. ROLL then generates another group.
 
-    A group is dropped if the score of an episode, which is the sum of its steps, or of a step is below half of :data:`INVALID`. ``filter``
-    raises ``RewardUnavailable`` when ``MOST_DROPPED`` groups in a row were dropped.
+    A group is dropped if the score of an episode, which is the sum of its steps, or of a step is below half of :data:`INVALID`.
 
     Raises:
         RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.

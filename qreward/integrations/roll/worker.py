@@ -81,8 +81,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
     """ROLL's rollout loop, for ``user_defined_rollout_loop_cls``, but a :class:`RewardUnavailable` does not end the run.
 
-    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt. ``process_new_prompt`` raises
-    ``RewardUnavailable`` when ``MOST_DROPPED`` prompts in a row were dropped.
+    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt.
 
     Raises:
         RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.

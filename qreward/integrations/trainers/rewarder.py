@@ -248,16 +248,9 @@ class Adapter:
             item["prompt"] = ""
         return item
 
-    async def score(
-        self,
-        made: Rewarder,
-        rows: Iterable[Mapping[str, Any]],
-        plain: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-        *,
-        step: int | None = None,
-    ) -> list[Scored]:
-        """Score the items of all rows, whose values ``plain`` converts, as :meth:`Rewarder.score_many`."""
-        return await made.score_many([plain(self.item(row, made.config)) for row in rows], step=step)
+    async def score(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
+        """Score the items of all rows, as :meth:`Rewarder.score_many`."""
+        return await made.score_many([self.item(row, made.config) for row in rows], step=step)
 
     async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
         """Score rows in the event loop of the portal, for callers whose own loop ends soon. Connections are then kept for the next call."""

@@ -17,7 +17,6 @@ from qreward.integrations.trainers.verdicts import VerdictsConfig
 from qreward.judge.cascade import CascadeConfig
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
-from qreward.judge.verdict_parser import NAMED
 from qreward.scheduler.routing import matches
 from qreward.settings.base import Accepting, Policy, Seconds, default, shown
 from qreward.settings.client import ClientConfig, load_config
@@ -226,10 +225,6 @@ def _names(prompt: str, system: str) -> frozenset[str]:
     return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # filled by the judge
 
 
-_JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
-"""Names of the arguments of a judge. They cannot be names of parameters of the judge's requests."""
-
-
 @contextmanager
 def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
     """Add the source of the settings and the name of the wrong setting to a ``ConfigError`` that is raised inside the context."""
@@ -245,19 +240,11 @@ def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
 def check(config: RewardConfig, routes: Iterable[str]) -> None:
     """Check settings before the first reward. ``routes`` are the patterns of the models that the client serves.
 
-    Raises ``ConfigError`` for names with which every reward would fail: of verdicts, parameters, models and columns.
+    Raises ``ConfigError`` for models that no endpoint serves, and for columns of fields that do not exist.
     """
     known, patterns = ITEM | prompt_fields(config), list(routes)
     for setting, stage in config.stages.items():
         models, where = ((stage,), setting) if isinstance(stage, str) else (stage.model, f"{setting}.model")
-        if isinstance(stage, JudgeConfig):
-            if ":" not in stage.verdict and stage.verdict not in NAMED:
-                hint = did_you_mean(stage.verdict, NAMED)
-                words = f"unknown verdict {stage.verdict!r}; {hint} A verdict of your own is written module:Class"
-                raise ConfigError(f"{setting}.verdict: {words}")
-            if reserved := sorted(_JUDGES_OWN & stage.params.keys()):
-                what = "is not a parameter of a request; if it is a setting of the judge, write it beside params"
-                raise ConfigError(f"{setting}.params: {reserved[0]!r} {what}")
         for model in models:
             if not any(matches(pattern, model) for pattern in patterns):
                 hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")  # patterns are shorter than names

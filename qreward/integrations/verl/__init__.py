@@ -93,7 +93,8 @@ async def score_rows(
     adapter: Adapter, rows: Sequence[Mapping[str, Any]], config: RewardConfig, step: int | None = None
 ) -> list[dict[str, Any]]:
     """Score the items in the columns of ``rows``, and return the results for verl."""
-    scored = await adapter.score(adapter.rewarder(config), rows, plain, step=step)
+    made = adapter.rewarder(config)
+    scored = await made.score_many([plain(adapter.item(row, config)) for row in rows], step=step)
     return [result_of(each, config) for each in scored]
 
 

@@ -21,8 +21,6 @@ _Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manag
 class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
     """Scores each sample, as :func:`~qreward.integrations.verl.compute_score` does, but with the prompt that verl sent to the model.
 
-    The constructor raises ``ConfigError`` if a setting is wrong, or another reward function is configured, which would not be called.
-
     Raises:
         ConfigError: on construction, if a setting is wrong or another reward function is configured, which this manager would not call.
 

@@ -192,7 +192,7 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _spread(scores: Sequence[float | None]) -> dict[str, Any]:
-    known = [score for score in scores if score is not None]
+    known = [float(score) for score in scores if score is not None]
     ends = {"mean": fmean(known), "lowest": min(known), "highest": max(known)} if known else dict.fromkeys(("mean", "lowest", "highest"))
     return {"verdicts": len(scores), "failed": len(scores) - len(known), **ends}
 
@@ -204,23 +204,18 @@ def report_of(found: Mapping[str, Any]) -> str:
     spent = f"tokens: {found['tokens']}, cost: ${found['cost']:.6g}, attempts unreported: {found['unreported']}"
     text = [
         f"verdicts: {found['verdicts']}, prompts: {len(found['prompts'])}, failed: {found['failed']}{errors and f' ({errors})'}",
-        f"score: mean {_number(found['mean'])}, deviation {_number(found['deviation'])}; prompts whose responses score the same: {same}",
-        f"{spent}, median seconds: {_number(found['seconds'])}",
+        f"score: mean {_cell(found['mean'])}, deviation {_cell(found['deviation'])}; prompts whose responses score the same: {same}",
+        f"{spent}, median seconds: {_cell(found['seconds'])}",
     ]
     criteria = [
-        {"criterion": name, "mean": _number(each["mean"]), "below its gate": f"{each['below_gate']} of {each['verdicts']}"}
+        {"criterion": name, "mean": _cell(each["mean"]), "below its gate": f"{each['below_gate']} of {each['verdicts']}"}
         for name, each in found["criteria"].items()
     ]
-    prompts = [
-        {"prompt": row["prompt"]}
-        | {name: str(row[name]) for name in ("verdicts", "failed")}
-        | {name: _number(row[name]) for name in ("mean", "lowest", "highest")}
-        for row in found["prompts"][:20]
-    ]
+    prompts = [{name: _cell(value) for name, value in row.items()} for row in found["prompts"][:20]]
     for rows in filter(None, (criteria, prompts)):
         text += ["", *text_table(rows, ("criterion", "below its gate", "prompt"))]
     return "\n".join(text)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _cell(value: float | str | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -87,8 +87,10 @@ DECIDING = (PLAIN, DECIDED, LEVELLED, SINGLE, ALONE)
 def work_of(count: int, judge: Judge, decider: Judge) -> Work:
     items = [(PROMPT.format(index=index), RESPONSE.format(index=index), f"{index / 9:g} minutes") for index in range(900, 900 + count)]
     fields = ("prompt", "response", "reference")
-    writing, deciding = (each._builders.get((most,), pairs=False) for each, most in ((judge, 0), (decider, len(CRITERIA.criteria))))
-    inputs = [[each.item(dict(zip(fields, item, strict=True))).calls[0].inputs for item in items] for each in (writing, deciding)]
+    inputs = [
+        [each._requests.item(dict(zip(fields, item, strict=True)), limits=(most,), pairs=False).calls[0].inputs for item in items]
+        for each, most in ((judge, 0), (decider, len(CRITERIA.criteria)))
+    ]
     return Work(items, inputs[0], [[{"role": "user", "content": each.input}] for each in inputs[1]])
 
 

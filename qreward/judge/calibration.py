@@ -230,10 +230,7 @@ class Calibration(Policy):
         target = Path(path).expanduser()
         temporary = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
         try:
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(self.model_dump_json(indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
             temporary.replace(target)
         except OSError as error:
             raise ConfigError(f"the calibration cannot be written to {str(target)!r}: {error.strerror}") from None

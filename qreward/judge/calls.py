@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from pydantic import BaseModel, Field, create_model
 
-from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure
+from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure, is_whole
 from qreward.codecs.decisions import Decide, DecisionReply
 from qreward.codecs.error_body import one_line
 from qreward.codecs.questions import DecisionInput, valid_input
@@ -141,7 +141,7 @@ class WritingModel:
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
-        said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
+        said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not is_whole(reply.ending)
         empty = not said and form not in self.form.written
         if not self.form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
             return False
@@ -167,7 +167,7 @@ class WritingModel:
             )
         if reply.ending in self._accepted:
             return reply._replace(ending="stop")
-        if not (reply.whole or reply.ending == LENGTH or is_failure(reply.ending)):
+        if not (is_whole(reply.ending) or reply.ending == LENGTH or is_failure(reply.ending)):
             log_unknown(str(reply.ending))
         return reply
 
@@ -182,7 +182,7 @@ class WritingModel:
 
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
         reason, form = reason.rstrip("."), self._again
-        if reply.whole and not reply.refusal and reply.text.strip():
+        if is_whole(reply.ending) and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
             return [*inputs, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
         return noted(inputs, f"(An earlier answer could not be used: {reason}. Be brief. {form})")

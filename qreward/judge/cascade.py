@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import chain, count
 from math import isfinite
 from typing import Any, NamedTuple, Unpack, cast
 
@@ -346,7 +347,7 @@ class _Batch:
         self._left: dict[int, Any] = {}  # the items without a final result
         self._before: dict[int, list[Result[Verdict]]] = {}  # what earlier stages found
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
-        self._read = self._ok = 0
+        self._ok = 0
         self._stats: list[BatchStats] = []
         self._failure: BaseException | None = None
         self._is_stopped = False  # ``on_result`` or a later stage raised an exception
@@ -362,9 +363,15 @@ class _Batch:
         finally:
             if self._progress is not None:
                 self._progress.close()
-        batch = BatchResult([self._results[index] for index in sorted(self._results)], self._joined_stats(self._clock() - began))
+        costs = [stats.cost for stats in self._stats if stats.cost is not None]
+        endpoints: dict[str, EndpointStats] = {}
+        for name, more in chain.from_iterable(stats.endpoints.items() for stats in self._stats):
+            endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
+        done, seconds, cost = sum(self._decided_by.values()), self._clock() - began, sum(costs) if costs else None
+        stats = BatchStats(done, self._ok, done - self._ok, seconds, endpoints, cost=cost, decided_by=self._decided_by)
+        batch = BatchResult([self._results[index] for index in sorted(self._results)], stats)
         if (error := self._failure) is not None:
-            what = f"the batch stopped after {self._read} items ({type(error).__name__}: {error}); .results holds what is done"
+            what = f"the batch stopped after {done} items ({type(error).__name__}: {error}); .results holds what is done"
             raise BatchInterrupted(what, batch) from error
         return batch
 
@@ -403,10 +410,10 @@ class _Batch:
                 self._failure, self._is_stopped = self._failure or error, True
 
     async def _noted(self) -> AsyncIterator[Any]:
+        numbers = count()
         async with aclosing(one_by_one(self._input)) as items:
             async for item in items:
-                self._left[self._read] = item
-                self._read += 1
+                self._left[next(numbers)] = item
                 yield item
 
     def _late(self, why: str = "") -> DeadlineExceeded:
@@ -421,7 +428,6 @@ class _Batch:
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure
-        self._read = max(self._read, index + 1)
         outcome, is_final = self._stages[place].judged(result.error or result.value)
         if is_final:
             self._end(place, index, result, outcome)
@@ -453,15 +459,6 @@ class _Batch:
         except BaseException as failure:
             self._failure, self._is_stopped = failure, True
             raise
-
-    def _joined_stats(self, took: float) -> BatchStats:
-        costs = [stats.cost for stats in self._stats if stats.cost is not None]
-        endpoints: dict[str, EndpointStats] = {}
-        for stats in self._stats:
-            for name, more in stats.endpoints.items():
-                endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
-        items, cost = sum(self._decided_by.values()), sum(costs) if costs else None
-        return BatchStats(items, self._ok, items - self._ok, took, endpoints, cost=cost, decided_by=self._decided_by)
 
 
 class SyncScorer(BlockingTwin[Scorer]):

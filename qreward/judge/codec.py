@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_whole
+from qreward.codecs.base import ABORTED, Malformed, WireRequest, described
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.decisions import AnswerTable
 from qreward.errors import BadRequest, QRewardError
@@ -68,11 +68,6 @@ class ModelReply(NamedTuple):
     ending: str | None = None
     fingerprint: str = ""
 
-    @property
-    def whole(self) -> bool:
-        """True if it is known that the model ended the answer itself. Any other answer is not parsed."""
-        return is_whole(self.ending)
-
 
 class DecidedReply:
     """The decisions in one response, with the attributes of :class:`ModelReply`."""
@@ -80,7 +75,6 @@ class DecidedReply:
     __slots__ = ("fingerprint", "table")
     reasoning = refusal = ""
     ending = None
-    whole = True
 
     def __init__(self, table: AnswerTable, fingerprint: str) -> None:
         self.table, self.fingerprint = table, fingerprint

@@ -18,12 +18,12 @@ from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
-from qreward.judge.loop import Calling, ItemBatch, Running
+from qreward.judge.loop import Calling, ItemBatch, ItemCalls, Running
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
-from qreward.judge.requests import Builders, RequestBuilder, prepared
+from qreward.judge.requests import PAIR_NAMES, POINT_NAMES, Limits, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict, check_batch_options
@@ -127,7 +127,7 @@ class Judge(Closing):
             ends = range_to_calibrate(config.method, self._ends)
             calibrate = self._calibrator.use(Calibration.load(calibration), self.identity, ends)
         decide, prices = runtime_of(client).dialects.decide, runtime_of(client).prices
-        self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
+        self._requests = RequestBuilder(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
         self._running: Running = {}
@@ -314,10 +314,10 @@ class Judge(Closing):
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        group = ResponseGroup(item, None, comparisons, self._builders.get(self._builders.written, pairs=True), strict=True)
+        group = ResponseGroup(item, None, comparisons, partial(self._requests.item, limits=self._requests.written, pairs=True), strict=True)
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
         options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, group.reader, "groups", pairs=True)
+        (result,) = await self._many([group], options, lambda make: lambda group: group.using(make), "groups", pairs=True)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
@@ -348,8 +348,8 @@ class Judge(Closing):
         """
         budget_of(1, comparisons)
 
-        def reader(builder: RequestBuilder) -> Callable[[object], Any]:
-            return partial(prepared, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, builder=builder))
+        def reader(make: Callable[..., ItemCalls]) -> Callable[[object], Any]:
+            return partial(prepared, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, make=make))
 
         return await self._many(groups, options, reader, "groups", pairs=True)
 
@@ -372,13 +372,14 @@ class Judge(Closing):
 
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, common = runtime_of(self._client).clock(), self._calling(options)
-        return await (await self._builder(common, common.options.timeout, pairs=pairs)).item(fields).judged(common, born)
+        limits = self._requests.written if self._config.method == "write" else await self._limits(common, common.options.timeout)
+        return await self._requests.item(fields, limits=limits, pairs=pairs).judged(common, born)
 
     async def _many(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
-        reader: Callable[[RequestBuilder], Any] | None = None,
+        reader: Callable[[Callable[..., ItemCalls]], Any] | None = None,
         what: str = "items",
         *,
         pairs: bool = False,
@@ -387,24 +388,21 @@ class Judge(Closing):
         runtime = runtime_of(self._client)
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
-        builder = await self._builder(common, settings.deadline, pairs=pairs)
-        read, per_model = partial(prepared, builder.names, partial(builder.item, strict=False)), builder.per_model
+        limits = self._requests.written if self._config.method == "write" else await self._limits(common, settings.deadline)
+        make, per_model = partial(self._requests.item, limits=limits, pairs=pairs, strict=False), self._requests.counts(limits, pairs=pairs)
+        read = partial(prepared, PAIR_NAMES if pairs else POINT_NAMES, make)
         if reader is not None:
-            read, per_model = reader(builder), dict.fromkeys(per_model)
+            read, per_model = reader(make), dict.fromkeys(per_model)
         waited = runtime.clock() - began
         return await ItemBatch(common, items, read, settings, per_model=per_model, unit=what, waited=waited).run()
 
-    async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
-        """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
-        seconds."""
-        if self._config.method == "write":
-            return self._builders.get(self._builders.written, pairs=pairs)
+    async def _limits(self, common: Calling, timeout: float | None) -> Limits:
+        """Return the limits of requests for decisions. First, the dialects of the servers are found, in at most ``timeout`` seconds."""
         dialects, pools = runtime_of(self._client).dialects, common.pools
         auto, works = self._config.method == "auto", dialects.works
         asked = [model for model in pools if (model not in works if auto else model not in dialects.most)]
         await asyncio.gather(*(dialects.find(common.driver, pools[model], model, timeout, works=auto) for model in asked))
-        limits = tuple(0 if auto and works.get(model) is False else dialects.most_questions(pool, model) for model, pool in pools.items())
-        return self._builders.get(limits, pairs=pairs)
+        return tuple(0 if auto and works.get(model) is False else dialects.most_questions(pool, model) for model, pool in pools.items())
 
     def _calling(self, options: Mapping[str, Any]) -> Calling:
         runtime = runtime_of(self._client)

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from contextvars import copy_context
 from copy import copy
 from math import inf
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from qreward.engine.background import report_error
@@ -80,7 +81,7 @@ class CallTask(Task):
         self.form, self.hedge, self.prefix = model.form.name, options.hedge, pool.find_prefix(self.payload)
         item.tasks[place] = self
 
-    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
+    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - the source does not matter
         """Return False if no item waits for the call any more, or the budget is spent. If the response format has changed, the request is
         made again."""
         item = self.item
@@ -93,6 +94,8 @@ class CallTask(Task):
         model = self.call.judge_model
         if self.form != model.form.name:
             self.form, self.payload = model.form.name, model.request(self.call)
+        if item.begun is None:
+            item.queued, item.begun = now - self.born, now
         return True
 
 
@@ -110,10 +113,6 @@ class ItemCalls(Waiter):
         extra: the fields that are not judged.
     """
 
-    __slots__ = (
-        "answered", "begun", "born", "calls", "common", "context", "decide", "done", "driver", "ended", "endpoint", "extra", "index", "key",
-        "outcomes", "result", "sender", "sent", "tasks", "timer", "trail", "until", "usage", "waiting",
-    )  # fmt: skip
     execute = None
     common: Calling
     key: Hashable
@@ -127,7 +126,7 @@ class ItemCalls(Waiter):
     ) -> None:
         self.calls, self.decide, self.result, self.extra = calls, decide, result, extra
         self.outcomes: list[Any] = [None] * len(calls)
-        self.index, self.born, self.until = 0, 0.0, inf
+        self.index, self.queued, self.until = 0, 0.0, inf
         self.done = False
         self.ended: asyncio.Future[Any] | None = None  # of an item that is no item of a batch itself: what the caller receives, or an error
         self.timer: asyncio.TimerHandle | None = None
@@ -135,12 +134,11 @@ class ItemCalls(Waiter):
         # the other fields are used by the item that sends:
         self.waiting: list[ItemCalls] = []
         self.tasks: dict[int, CallTask] = {}  # place of a call -> the task that sends it
-        self.sent = False
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
         self.answered: AttemptRecord | None = None
-        self.begun: float | None = None
+        self.begun: float | None = None  # when its first request was sent
 
     async def judged(self, common: Calling, born: float) -> Any:
         """Judge an item outside of batches, and return what the caller receives. ``born`` is when its timeout began. Raises its error."""
@@ -149,7 +147,7 @@ class ItemCalls(Waiter):
             await fill([self], common.cache)
         self.ended = common.driver.loop.create_future()
         try:
-            self.begin(common, born, inf if timeout is None else born + timeout)
+            self.begin(common, inf if timeout is None else born + timeout)
             result = await self.ended
         except GeneratorExit:  # the coroutine is discarded, perhaps while this thread holds the engine's lock
             common.driver.later(self.leave)
@@ -161,11 +159,11 @@ class ItemCalls(Waiter):
             raise result
         return result
 
-    def begin(self, common: Calling, born: float, until: float = inf) -> None:
+    def begin(self, common: Calling, until: float = inf) -> None:
         """Send the calls without an outcome, or wait with an equal item whose calls are in flight."""
         if self.done:  # the batch has ended while the cache was read
             return
-        self.common, self.driver, self.born, self.until = common, common.driver, born, until
+        self.common, self.driver, self.until = common, common.driver, until
         if any(self.outcomes) and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
             return
@@ -208,7 +206,7 @@ class ItemCalls(Waiter):
             driver.refill(feed, [task])
 
     def latest(self) -> float:
-        return max([item.until for item in self.waiting])
+        return max(map(attrgetter("until"), self.waiting))
 
     def start_timer(self) -> None:
         timeout, driver = self.common.options.timeout, self.driver
@@ -258,7 +256,7 @@ class ItemCalls(Waiter):
         if step.unread:
             trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
         self.usage = paid if self.usage is None else added(self.usage, paid)
-        self.sent, self.trail, self.endpoint = True, self.trail + trail, endpoint or self.endpoint
+        self.trail, self.endpoint = self.trail + trail, endpoint or self.endpoint
         trail = task.earlier + trail
         if step.again is not None and clock() < self.latest():
             self._send(place, step.again, trail, again=True)
@@ -293,7 +291,7 @@ class ItemCalls(Waiter):
                 outcome = copy(decided) if number else decided  # a copy, so that each receiver adds its own traceback
                 outcome.__cause__, outcome.usage = decided.__cause__, usage
             else:
-                outcome = item.result(decided, usage, cached=number > 0 or not sender.sent)
+                outcome = item.result(decided, usage, cached=number > 0 or sender.begun is None)
             item.done, item.sender = True, None
             if item.timer is not None:
                 item.timer.cancel()
@@ -409,7 +407,7 @@ class ItemBatch(BatchWaiter):
         payload.index = index
         self._live[payload] = None
         if isinstance(payload, ItemCalls):
-            payload.begin(self.common, self.driver.engine.clock())
+            payload.begin(self.common)
         else:
             self.driver.loop.create_task(self._rank(payload)).add_done_callback(report_error)
 
@@ -438,7 +436,7 @@ class ItemBatch(BatchWaiter):
         if self.common.cache is not None:
             await fill(items, self.common.cache)
         for item in items:
-            item.begin(self.common, self.driver.engine.clock())
+            item.begin(self.common)
         self._hand_out()
         return [await item.ended for item in items if item.ended is not None]
 
@@ -456,8 +454,6 @@ class ItemBatch(BatchWaiter):
             return
         self.tallies.add(result_of(task, outcome, source, seconds))
         item.until = task.deadline if item.until == inf else item.until
-        if item.begun is None:
-            item.born, item.begun = task.born, task.sent_at
         item.finish(task, outcome, source, seconds)
 
     def end_item(self, item: ItemCalls, outcome: Any, sender: ItemCalls, *, pays: bool) -> None:
@@ -465,17 +461,15 @@ class ItemBatch(BatchWaiter):
         self._live.pop(item, None)
         if item.ended is not None:  # a pair of a group
             return
-        queued, seconds, answer, error = 0.0, 0.0, None, None
+        seconds, answer, error = 0.0, None, None
         endpoint, trail = (sender.endpoint, sender.trail) if pays else (None, ())
-        if sender.begun is not None:
-            queued = sender.begun - sender.born
         if isinstance(outcome, QRewardError):
             error = outcome
         else:
             answer = JudgeAnswer(outcome)
             seconds = 0.0 if sender.begun is None else self.driver.engine.clock() - sender.begun
             trail = (*trail, sender.answered) if pays and sender.answered is not None else trail
-        self._settle(Result(item.index, answer, error, endpoint, seconds, queued, trail, item.extra))
+        self._settle(Result(item.index, answer, error, endpoint, seconds, sender.queued, trail, item.extra))
         self._end_if_done()
 
     def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:

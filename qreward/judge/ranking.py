@@ -17,7 +17,6 @@ from qreward.judge.aggregation import quorum_error
 from qreward.judge.calibration import sigmoid
 from qreward.judge.loop import ItemCalls
 from qreward.judge.prompts import in_words, is_absent
-from qreward.judge.requests import RequestBuilder
 from qreward.judge.types import Comparison
 from qreward.records import added
 from qreward.results import Usage
@@ -243,18 +242,18 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 class ResponseGroup:
     """Holds the comparisons of one group of responses, in rounds: the scores so far decide which pairs are compared next. Every response is
-    checked at once; ``strict`` refuses fields that no template names."""
+    checked at once. ``make`` makes the calls for a pair; ``strict`` refuses fields that no template names."""
 
     def __init__(
         self,
         fields: Mapping[str, Any],
         extra: Mapping[str, Any] | None,
         comparisons: int | None,
-        builder: RequestBuilder,
+        make: Callable[..., ItemCalls],
         *,
         strict: bool = False,
     ) -> None:
-        self.index, self.builder, self.extra = 0, builder, extra
+        self.index, self._make, self.extra = 0, make, extra
         self.usage: Usage | None = None
         self._fields = {name: value for name, value in fields.items() if name != "responses"}
         self._responses, self._places = unique_responses(fields)
@@ -262,12 +261,11 @@ class ResponseGroup:
         self._done: dict[IndexPair, Comparison] = {}
         self._errors: list[QRewardError] = []
         for first in range(0, self._size, 2):
-            builder.item(self._pair((first, min(first + 1, self._size - 1))), strict=strict)
+            make(self._pair((first, min(first + 1, self._size - 1))), strict=strict)
 
-    def reader(self, builder: RequestBuilder) -> Callable[[object], ResponseGroup]:
-        """Return the function that reads this group as the only one of a batch."""
-        self.builder = builder
-        return lambda _: self
+    def using(self, make: Callable[..., ItemCalls]) -> ResponseGroup:
+        self._make = make
+        return self
 
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
         return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
@@ -284,7 +282,7 @@ class ResponseGroup:
             for pair in next_pairs(self._size, self._budget - len(asked), asked, scores):
                 asked.add(pair)
                 try:
-                    items[pair] = self.builder.item(self._pair(pair), strict=False)
+                    items[pair] = self._make(self._pair(pair), strict=False)
                 except Exception as error:
                     self._errors.append(as_ours(error, f"pair {pair}", "judged"))
             for pair, outcome in zip(items, await judged([*items.values()]), strict=True):

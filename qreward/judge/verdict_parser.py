@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from qreward import options
 from qreward.callables import load_object
-from qreward.codecs.base import described
+from qreward.codecs.base import described, is_whole
 from qreward.errors import ConfigError
 from qreward.judge.codec import ModelReply
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
@@ -91,7 +91,7 @@ class VerdictParser:
         """Return the reward and the verdict of an answer. Raises ``Unreadable``; ``ScoreFunctionError`` if the user's code failed."""
         if reply.refusal:
             raise Unreadable("The model declined to answer.")
-        if not reply.whole:
+        if not is_whole(reply.ending):
             raise Unreadable(f"The answer is not whole: {described(reply.ending)}.")
         parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=self.form)
         what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"

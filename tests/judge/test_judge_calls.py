@@ -19,7 +19,7 @@ def call_of(**settings: Any) -> JudgeCall:
     from qreward import QRewardClient
 
     judge = Judge(QRewardClient(["http://gpu-0.example/v1"]), model=MODEL, **settings)
-    (call,) = judge._builders.get(judge._builders.written, pairs=False).item({"prompt": "q", "response": "a"}).calls
+    (call,) = judge._requests.item({"prompt": "q", "response": "a"}, limits=judge._requests.written, pairs=False).calls
     return call
 
 

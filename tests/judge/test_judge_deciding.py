@@ -312,8 +312,8 @@ def test_a_judge_that_learns_late_of_a_smaller_limit_asks_in_parts() -> None:
     backend = DecisionBackend(by_text({f"It meets condition {number}.": (number / 10, 1 - number / 10) for number in range(10)}))
 
     async def use(judge: Judge) -> Any:
-        builder = judge._builders.get((400,), pairs=False)
-        judge._builders.get = lambda limits, *, pairs: builder  # type: ignore[method-assign]
+        make = judge._requests.item
+        judge._requests.item = lambda fields, *, limits, pairs: make(fields, limits=(400,), pairs=pairs)  # type: ignore[method-assign,misc,assignment]
         return await judge.score(*QUESTION)
 
     verdict = deciding(backend, use, "chat", rubric=TEN)

@@ -33,9 +33,10 @@ async def test_a_lone_surrogate_is_judged_like_any_other_text_and_two_of_them_ar
             found = [await judge.score(*item), *(await judge.batch_score([item, ("q", "ok")])).values()]
         assert [verdict.score for verdict in found if verdict] == [0.7, 0.7, 0.7]
         assert LONE in backend.sent[0].text
-    builder = made()._builders.get((0,), pairs=False)
+    builder = made()._requests
     one, other, escaped, same = (
-        builder.item({"prompt": "q", "response": text}).calls[0].key for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")
+        builder.item({"prompt": "q", "response": text}, limits=(0,), pairs=False).calls[0].key
+        for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")
     )
     assert (one == same, len({one, other, escaped})) == (True, 3)
 

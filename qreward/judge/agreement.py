@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple, Unpack
 from qreward.errors import ConfigError, InvalidResponse, RequestError
 from qreward.judge.aggregation import side_of
 from qreward.judge.calibration import Calibration, Method, ScoreRange, check_labels, fitting, range_to_calibrate
+from qreward.judge.codec import bounds
 from qreward.judge.judge import Judge
 from qreward.judge.types import Comparison, Scorer
-from qreward.judge.verdict_parser import bounds
 from qreward.options import JudgeBatchOptions
 from qreward.render import text_table
 from qreward.results import BatchResult

@@ -25,6 +25,8 @@ from qreward.judge.codec import (
     DecidedReply,
     ModelReply,
     Reply,
+    ScoreFunctionError,
+    VerdictParser,
     encoded,
     fingerprint_of,
     log_unknown,
@@ -37,7 +39,6 @@ from qreward.judge.parsing.forms import JSON
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, DecidedCriteria, Rubric
 from qreward.judge.types import CriterionResult, CriterionResults, Vote
-from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
 
 SENT_BACK = 4000

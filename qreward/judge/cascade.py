@@ -28,6 +28,7 @@ from qreward.errors import (
     QRewardError,
     RequestTimeout,
 )
+from qreward.judge.codec import ScoreFunctionError, called, finite
 from qreward.judge.config import JudgeConfig
 from qreward.judge.types import (
     AnyScorer,
@@ -43,7 +44,6 @@ from qreward.judge.types import (
     one_by_one,
     unblocked,
 )
-from qreward.judge.verdict_parser import ScoreFunctionError, called, finite
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, seconds
 from qreward.progress import start_progress
 from qreward.records import added

@@ -1,20 +1,31 @@
-"""The codec of a judge. It encodes requests for written verdicts, recognises a rejected response format, and reads answers."""
+"""The codec of a judge: it encodes requests for written verdicts, and reads an answer, from its bytes to a verdict and its reward."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from functools import lru_cache
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cached_property, lru_cache, partial
+from math import isfinite, nan
+from typing import Any, NamedTuple, get_args
 
 import msgspec
+from pydantic import BaseModel
 
+from qreward import options
+from qreward.callables import load_object
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, Malformed, WireRequest, described
+from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_whole
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.decisions import AnswerTable
-from qreward.errors import BadRequest, QRewardError
+from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing.forms import JSON, Form
+from qreward.judge.parsing.schema import VerdictSchema
+from qreward.spelling import did_you_mean
 
 LOG = logging.getLogger("qreward")
 
@@ -120,3 +131,159 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
     return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
+
+
+_LONG = 100
+"""Maximum number of characters of an invalid value that is shown in an error message. For a longer value, the message has only the type."""
+MOST = sys.float_info.max / 4
+"""Maximum absolute value of the lowest and the highest number of a scale or range. This limit keeps all numbers of the mapping from scale
+to range finite."""
+DEFAULT_SCALE = (0.0, 10.0)
+NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
+"""Name in settings -> built-in verdict model."""
+
+
+class ScoreFunctionError(Exception):
+    """The user's code that turns a verdict into a number failed. Another request to the model would not help."""
+
+
+class VerdictParser:
+    """Parses an answer into a verdict and its reward."""
+
+    def __init__(
+        self,
+        model: type[BaseModel],
+        *,
+        scale: tuple[float, float] | None = None,
+        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
+        score: Callable[[Any], float | None] | None = None,
+        form: Form = JSON,
+    ) -> None:
+        if not isinstance(model, type) or not issubclass(model, BaseModel):
+            raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
+        shape = VerdictSchema(model, None if scale is None else bounds("scale", scale))
+        self.model, self.scale = model, shape.scale or DEFAULT_SCALE
+        low, high = self.scale
+        if low >= high:
+            raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")
+        for number, _ in shape.kind.numerals:
+            if not low <= number <= high:
+                raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
+        self._range = None if range is None else bounds("range", range)
+        self.form, self._options, self._is_number = form, shape.kind.options, shape.kind.number
+        if form is not JSON and shape.name is None:
+            raise ConfigError(f"answer: {model.__name__} has no single field that states the verdict, so only JSON can state it")
+        for grade, worth in form.values:
+            if not self._is_number or not low <= worth <= high:
+                raise ConfigError(
+                    f"answer.values: {grade!r} stands for {worth:g}, which is not on the scale ({low:g}, {high:g}); set scale"
+                )
+        self._score = options.callback("score", score)
+        self._attribute = "" if score else _score_attribute(shape)
+
+    @cached_property
+    def instruction(self) -> str:
+        if self.form is JSON:
+            return instruction(self.model, self.scale)
+        options = [name for name in self._options if name not in ("true", "false")]
+        return self.form.instruction(self.scale, [] if self._is_number else options)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        return schema_of(self.model, self.scale)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The lowest and highest reward; None with a score function, whose limits are not known."""
+        if self._score is not None:
+            return None
+        return self._range or (self.scale if self._is_number else (0.0, 1.0))
+
+    def read(self, reply: ModelReply) -> tuple[float, BaseModel]:
+        """Return the reward and the verdict of an answer. Raises ``Unreadable``; ``ScoreFunctionError`` if the user's code failed."""
+        if reply.refusal:
+            raise Unreadable("The model declined to answer.")
+        if not is_whole(reply.ending):
+            raise Unreadable(f"The answer is not whole: {described(reply.ending)}.")
+        parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=self.form)
+        what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"
+        verdict = called(what, parse, reply.text, self.model)
+        reward = self._own_score(verdict) if self._score is None else self._users_score(verdict)
+        if reward is None:
+            raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
+        return reward, verdict
+
+    def _own_score(self, verdict: BaseModel) -> float | None:
+        name = f"{self._attribute!r} of {self.model.__name__}"
+        value = called(name, getattr, verdict, self._attribute)
+        value = value.value if isinstance(value, Enum) else value
+        if value is None:
+            return None
+        number = finite(float(value) if self._is_number and isinstance(value, str) else value, name)
+        if self._range is None:
+            return number
+        low, high = self.scale if self._is_number else (0.0, 1.0)
+        if not low <= number <= high:
+            raise ScoreFunctionError(
+                f"{self.model.__name__} gives the score {number:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
+            )
+        first, last = self._range
+        return first + (last - first) * ((number - low) / (high - low))
+
+    def _users_score(self, verdict: BaseModel) -> float | None:
+        name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
+        reward = called(name, self._score, verdict)  # type: ignore[arg-type]
+        return None if reward is None else finite(reward, name)
+
+
+def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the user's code. Its exceptions become ``ScoreFunctionError``, except those that must not be caught."""
+    try:
+        return function(*arguments)
+    except (Unreadable, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ScoreFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def _score_attribute(shape: VerdictSchema[Any]) -> str:
+    model = shape.model
+    if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
+        return "score"
+    if shape.name is not None:
+        annotation = model.model_fields[shape.name].annotation
+        if shape.kind.number or annotation is bool or {*get_args(annotation)} == {bool, type(None)}:
+            return shape.name
+    what = "a 'score' that is not a number" if "score" in model.model_fields else "no field for the score"
+    raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")
+
+
+def finite(value: Any, of: str) -> float:
+    cause = None
+    try:
+        number = nan if isinstance(value, str | bytes) else float(value)  # also of numpy
+    except Exception as error:
+        number, cause = nan, error
+    if not isfinite(number):
+        raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a finite number") from cause
+    return number
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}" if len(shown := repr(value)) > _LONG else shown
+
+
+def bounds(name: str, value: object) -> tuple[float, float]:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        low, high = value
+        if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
+            return float(low), float(high)
+    raise ConfigError(f"{name} must be two finite numbers, such as (0, 1), not {_shown(value)}")
+
+
+def verdict_named(name: str) -> type[BaseModel]:
+    if name in NAMED:
+        return NAMED[name]
+    if ":" not in name:
+        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}; {did_you_mean(name, NAMED)}")
+    return load_object(name, "verdict", "my_verdicts:Correct")  # type: ignore[no-any-return]

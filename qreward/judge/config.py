@@ -12,7 +12,6 @@ from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.rubric import Rubric, read_rubric
-from qreward.judge.spending import Budget
 from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated
 from qreward.spelling import TYPO, closest, did_you_mean
 
@@ -106,6 +105,24 @@ MOST_SAMPLES = 100
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
 _VERDICTS = ("score", "yes_no")
+
+
+class Budget(Policy):
+    """The limits of what a judge may spend, in one process.
+
+    Args:
+        cost: US dollars, which needs ``Endpoint(price=...)``; None for no limit. An endpoint without a price costs nothing.
+        tokens: prompt and completion tokens together; None for no limit.
+    """
+
+    cost: Annotated[float, BeforeValidator(Number(above=0))] | None = None
+    tokens: Annotated[int, BeforeValidator(Number(whole=True, least=1))] | None = None
+
+    @model_validator(mode="after")
+    def _limited(self) -> Budget:
+        if self.cost is None and self.tokens is None:
+            raise ValueError("set cost (US dollars) or tokens")
+        return self
 
 
 class JudgeConfig(Policy):

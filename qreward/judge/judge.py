@@ -17,17 +17,16 @@ from qreward.errors import ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
-from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle, expanded
-from qreward.judge.loop import Calling, ItemBatch, ItemCalls, Running
+from qreward.judge.codec import VerdictParser, verdict_named
+from qreward.judge.config import Budget, JudgeConfig, Method, ResponseFormat, Settle, expanded
+from qreward.judge.loop import Calling, ItemBatch, ItemCalls, Running, Spending
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
 from qreward.judge.requests import PAIR_NAMES, POINT_NAMES, Limits, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
-from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict, check_batch_options
-from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of

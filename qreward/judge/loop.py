@@ -4,6 +4,7 @@ further call."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import copy_context
@@ -12,17 +13,30 @@ from math import inf
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
+
+from qreward.engine import background
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
-from qreward.errors import BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.errors import (
+    BatchCancelled,
+    BudgetExceeded,
+    ClientClosed,
+    ConfigError,
+    DeadlineExceeded,
+    QRewardError,
+    RequestError,
+    RequestTimeout,
+)
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
 from qreward.judge.calls import JudgeCall, Step, evaluate
-from qreward.judge.spending import Spending
+from qreward.judge.codec import LOG
+from qreward.judge.config import Budget
 from qreward.judge.types import JudgeAnswer, Vote, one_by_one
 from qreward.records import AttemptRecord, Usage, added
-from qreward.results import Result, successful, with_trail
+from qreward.results import Result, dollars, successful, with_trail
 from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
@@ -38,6 +52,82 @@ LOOKED_UP = 64
 MOST_AHEAD = 8192
 """Number of tasks in the queue of one pool at which a batch with several pools reads no more items. Below this number, items are read
 although a slow pool has a long queue, so that the faster pools get work."""
+
+
+REPORTED = ("ok", "unreadable")
+"""Outcomes of attempts whose tokens the server reported, if it reports tokens."""
+UNPAID = ("overloaded", "quota", "unreachable", "unsuitable", "unsendable", "refused", "local")
+"""Outcomes of attempts that no server has processed."""
+
+
+class Spending:
+    """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
+
+    def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
+        if budget is not None and budget.cost is not None and not prices:
+            raise ConfigError(
+                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
+                "completion tokens)), or a budget of tokens"
+            )
+        self._judge, self.budget, self._prices = judge, budget, prices
+        self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
+        self._cost: float | None = None
+        self._logged, self._silent = False, ""
+        self._reset_lock()
+        background.watch(self, Spending._reset_lock)
+
+    def _reset_lock(self) -> object:
+        """Make the lock, also in a forked child, where another thread may have held it."""
+        self._lock = threading.Lock()
+        return None
+
+    @property
+    def total(self) -> Usage:
+        return Usage(self._prompt, self._completion, self._tokens, cost=self._cost, unreported=self._unreported)
+
+    def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
+        """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
+        if endpoint is not None and usage is None:
+            self._silent = endpoint
+        elif usage is not None and (price := self._prices.get(endpoint or "")) is not None:
+            cost = dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+            usage = msgspec.structs.replace(usage, cost=cost)
+        if attempts and (lost := sum(each.outcome not in REPORTED and each.outcome not in UNPAID for each in attempts)):
+            usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
+        if usage is not None:
+            with self._lock:
+                self._prompt += usage.prompt_tokens or 0
+                self._completion += usage.completion_tokens or 0
+                self._tokens += usage.tokens
+                self._unreported += usage.unreported
+                self._answers += usage.prompt_tokens is not None
+                if usage.cost is not None:
+                    self._cost = (self._cost or 0.0) + usage.cost
+        return usage
+
+    def exceeded(self) -> BudgetExceeded | None:
+        """Return the error of a request that may not be sent any more; None while the budget lasts.
+
+        An attempt whose cost was not reported counts as much as the mean answer.
+        """
+        if self.budget is None:
+            return None
+        share = 1 + self._unreported / max(1, self._answers)
+        cost, tokens, said = (self._cost or 0.0) * share, self._tokens * share, ""
+        if self.budget.cost is not None and cost >= self.budget.cost:
+            said = f"${cost:.4g} of ${self.budget.cost:g}"
+        elif self.budget.tokens is not None and tokens >= self.budget.tokens:
+            said = f"{tokens:.0f} of {self.budget.tokens} tokens"
+        why = f"the budget of the judge {self._judge} is spent ({said}), so no request is sent; raise budget"
+        if self._silent:
+            why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"
+        elif not said:
+            return None
+        error = BudgetExceeded(why)
+        if not self._logged:
+            self._logged = True
+            LOG.warning("%s", error)
+        return error
 
 
 class Calling(NamedTuple):

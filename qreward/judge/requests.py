@@ -27,7 +27,7 @@ from qreward.judge.calls import (
     preference_question,
     question_of,
 )
-from qreward.judge.codec import encoded
+from qreward.judge.codec import VerdictParser, encoded
 from qreward.judge.config import JudgeConfig
 from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.parsing import PreferenceVerdict
@@ -35,7 +35,6 @@ from qreward.judge.parsing.forms import shown_in
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.types import Comparison, Preference, Verdict
-from qreward.judge.verdict_parser import VerdictParser
 from qreward.results import Usage
 
 ANSWER_FORM = "answer_form"

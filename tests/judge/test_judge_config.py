@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
 from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, make_scorer
-from qreward.judge.verdict_parser import verdict_named
+from qreward.judge.codec import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
 JUDGES = [FakeEndpoint("a", responder="judge")]

@@ -163,6 +163,14 @@ class JudgeBatchOptions(SchedulingOptions, ResultOptions, total=False):
     """Options of a batch of a judge."""
 
 
+def check_batch_options(options: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a name that ``JudgeBatchOptions`` does not have."""
+    known = JudgeBatchOptions.__optional_keys__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{name!r} is not an option of this call; {did_you_mean(name, sorted(known))}")
+
+
 class BulkOptions(TypedDict, total=False):
     """Options of a bulk run; see :class:`~qreward.bulk.requests.BulkSettings`, which validates them."""
 

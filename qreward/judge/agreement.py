@@ -169,34 +169,32 @@ LEAST_ITEMS = 3
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """Holds measures of one judge. A measure is None if there are no items from which it can be computed."""
+    """Holds measures of one judge, which docs/how-to/calibration.md explains. A measure is None if there are no items from which it can be
+    computed."""
 
     name: str
     items: int
     unreadable: float
-    """Share of the items and pairs that have no result because no answer could be read as a verdict, or because the model declined."""
     failed: float
-    """Share of the items and pairs that have no result for another reason, such as a timeout."""
     mean: float | None = None
     length_bias: float | None = None
-    """Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so compare it with
-    the length bias of other judges or of labels."""
+    """Spearman correlation of the score with the length of the response in characters."""
     order_changes: float | None = None
     """Share of preferences (one for each pair, model and sample) that change when the two responses change places."""
     first_place: float | None = None
-    """Share of preferences in both orders, without ties, for the response that is shown first. 0.5 means no bias."""
+    """Share of preferences in both orders, without ties, for the response that is shown first."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgePairReport:
-    """Holds measures of the agreement of two judges. A measure is None if there are no items from which it can be computed."""
+    """Holds measures of the agreement of two judges, as :class:`JudgeReport`."""
 
     first: str
     second: str
     alpha: float | None = None
     """Krippendorff's alpha of the scores of both judges."""
     correlation: float | None = None
-    """Spearman correlation of the scores. It is 1 if both judges put the responses into the same order."""
+    """Spearman correlation of the scores."""
     difference: float | None = None
     """Mean score of the first judge minus mean score of the second judge, over the items that both judges have scored."""
     same_preference: float | None = None

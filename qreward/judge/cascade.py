@@ -37,14 +37,13 @@ from qreward.judge.types import (
     JudgeAnswer,
     Scorer,
     Verdict,
-    check_batch_options,
     check_finite,
     described,
     models_of,
     one_by_one,
     unblocked,
 )
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, seconds
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, seconds
 from qreward.progress import start_progress
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
@@ -290,9 +289,8 @@ class Cascade(Closing):
         """Score many responses. When a stage has scored all its items, the next stage scores those of which it is not sure.
 
         Args:
-            items: as in :meth:`Judge.batch_score`.
-            options: as in :meth:`Judge.batch_score`. ``timeout`` is the number of seconds for all stages together. Each stage except the
-                last stage uses at most half of the time that is left. ``deadline`` is for the whole batch.
+            items, options: as in :meth:`Judge.batch_score`. ``timeout`` is for all stages together, as in :meth:`score`. ``deadline`` is
+                for the whole batch.
 
         Returns:
             The results in the order of the input. ``latency`` and ``attempts`` of a result cover all stages. ``stats.decided_by`` counts

@@ -26,8 +26,8 @@ from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
 from qreward.judge.requests import PAIR_NAMES, POINT_NAMES, Limits, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
-from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict, check_batch_options
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
+from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, check_batch_options, request_options
 from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of
 from qreward.settings.policies import Priority

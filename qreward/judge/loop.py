@@ -193,14 +193,8 @@ class ItemCalls(Waiter):
     """Holds an item with the outcomes of its calls, and sends them: as part of a batch, or by itself.
 
     The first item that asks something sends the calls; equal items wait with it for the same outcome. The tokens are
-    charged to the first item that waits.
-
-    Args:
-        calls: the calls.
-        decide: makes the outcome of the item from the outcomes of the calls, or None while it is undecided. Items that ask the same have
-            the same function.
-        result: makes what the caller receives.
-        extra: the fields that are not judged.
+    charged to the first item that waits. ``decide`` makes the outcome of the item from the outcomes of the calls, or None while it is
+    undecided; items that ask the same have the same function. ``result`` makes what the caller receives.
     """
 
     execute = None

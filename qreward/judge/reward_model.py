@@ -17,8 +17,8 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
-from qreward.judge.types import Closing, Item, JudgeAnswer, Scorer, Verdict, Vote, check_batch_options
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
+from qreward.judge.types import Closing, Item, JudgeAnswer, Scorer, Verdict, Vote
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, check_params
 from qreward.results import BatchResult, Result, Usage
 from qreward.runtime import runtime_of
 from qreward.scoring.merge_spec import MergeSpec
@@ -81,11 +81,8 @@ class RewardModelScorer(Closing):
         """Score one response. Raises the errors of :meth:`QRewardClient.score`.
 
         Args:
-            prompt: a text or messages.
-            response: the text to score.
+            prompt, response, timeout, priority, tenant: as in :meth:`QRewardClient.score`.
             reference: sent as ``label`` to servers that accept a label.
-            timeout: seconds for the whole call.
-            priority, tenant: as in :meth:`QRewardClient.score`.
             fields: a reward model has no other fields. A field that is not None raises ``ConfigError``.
         """
         if others := present(fields):

@@ -39,12 +39,9 @@ class CriterionResult(NamedTuple):
 
     Attributes:
         score: how far the criterion is met, from 0 to 1.
-        weight: the weight of the criterion in the score of the rubric.
-        confidence: the confidence of a decision, from 0 to 1; None for a written answer.
-        distribution: the probability of each option of a decision; None for a written answer.
-        text: the answer as received, usually JSON; ``""`` for a decision.
-        gate: the threshold of the criterion: if ``score`` is below it, the score of the whole rubric is 0. None for no threshold.
-        reason: the reason in a written answer; None for a decision and for an answer without a reason.
+        weight, gate: as in :class:`~qreward.judge.rubric.Criterion`.
+        confidence, distribution: the confidence of a decision, from 0 to 1, and the probability of each option; None for a written answer.
+        text, reason: a written answer as received, usually JSON, and the reason in it; ``""`` and None for a decision.
 
     Example:
         >>> result = CriterionResult(0.2, weight=2.0, gate=0.5)
@@ -184,9 +181,7 @@ class Comparison:
             judge's ``settle`` says how the scores of several models or samples are aggregated.
         votes: the votes that were aggregated. The ``score`` of a vote is the score of the caller's first response, even if the responses
             were shown in reverse order.
-        usage: tokens of all answers. None if no server reported usage.
-        cached: True if no request was sent for this pair.
-        confidence: as in :class:`Verdict`. The two orders of a pair count as one vote.
+        usage, cached, confidence: as in :class:`Verdict`. The two orders of a pair count as one vote.
     """
 
     preference: Preference
@@ -265,13 +260,6 @@ class Closing(AbstractAsyncContextManager[Any]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def check_batch_options(options: Mapping[str, Any]) -> None:
-    known = JudgeBatchOptions.__optional_keys__
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{name!r} is not an option of this call; {did_you_mean(name, sorted(known))}")
 
 
 class JudgeAnswer:

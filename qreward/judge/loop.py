@@ -290,7 +290,8 @@ class ItemCalls(Waiter):
             driver.refill(feed, [task])
 
     def latest(self) -> float:
-        return max(map(attrgetter("until"), self.waiting))
+        until: float = max(map(attrgetter("until"), self.waiting))
+        return until
 
     def start_timer(self) -> None:
         timeout, driver = self.common.options.timeout, self.driver

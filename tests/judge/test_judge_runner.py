@@ -99,6 +99,17 @@ async def test_models_of_different_routes_are_asked_side_by_side() -> None:
         assert seconds == pytest.approx(samples * 40, rel=0.15)  # 60 x 4 s over 6 slots; the quick one needs 30
 
 
+async def test_the_latency_of_an_item_begins_with_its_first_request_although_another_is_answered_first() -> None:
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(10 if sent.model == "slow" else 4)
+        return score(5)
+
+    fleet = endpoint("s", slots=2, models=["slow"]), endpoint("f", slots=1, models=["fast"])
+    async with judge_over(JudgeBackend(script), *fleet, model=("slow", "fast"), settle="mean") as judge:
+        batch = await judge.batch_score(items(2))
+    assert [result.latency for result in batch] == pytest.approx([10, 10])
+
+
 async def test_a_quick_model_does_not_run_away_from_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qreward.judge.loop.MOST_AHEAD", 256)
     read = 0

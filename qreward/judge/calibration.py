@@ -230,7 +230,10 @@ class Calibration(Policy):
         target = Path(path).expanduser()
         temporary = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
         try:
-            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(self.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(target)
         except OSError as error:
             raise ConfigError(f"the calibration cannot be written to {str(target)!r}: {error.strerror}") from None

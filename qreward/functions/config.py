@@ -12,17 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, PlainValidator, PrivateAttr, TypeAdapter, field_validator, model_validator
 
 from qreward.callables import NOT_GIVEN, Code, FunctionKind, kind_of
 from qreward.engine import background
-from qreward.errors import ConfigError
 from qreward.settings import files
-from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, default, with_faults
+from qreward.settings.base import Count, Many, Policy, Portion, Seconds, SomeSeconds, default, with_faults
 from qreward.settings.policies import Level, Priority
 
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
-_above_zero = Number(above=0)
+_above_zero = TypeAdapter(Seconds).validate_python
 
 
 def check_exceptions(value: object) -> object:
@@ -67,7 +66,6 @@ def check_exporter(value: Any) -> Any:
 
 
 Failures = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool | float]
-Portion = Annotated[float, BeforeValidator(Number(above=0, most=1))]
 
 logger = logging.getLogger("qreward.schedule")
 
@@ -214,10 +212,7 @@ class ScheduleConfig(Policy):
             ConfigError: the file cannot be read or a setting is invalid. The message names the file, the position and what to change.
         """
         settings, place = read_settings(path)
-        try:
-            return cls.from_content(settings)
-        except ConfigError as error:
-            raise place.named(error) from None
+        return place.validated(cls, settings)
 
     def update(self, /, **changes: Any) -> frozenset[str]:
         """Change parameters while the function is in use, from any thread. Returns the names of those whose values differ from before.

@@ -12,7 +12,7 @@ from itertools import chain, count
 from math import isfinite
 from typing import Any, NamedTuple, Unpack, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
 from qreward.callables import load_object
 from qreward.engine.batch import size_of
@@ -48,7 +48,7 @@ from qreward.progress import start_progress
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 from qreward.runtime import runtime_of
-from qreward.settings.base import Number, Policy, faults_at, shown, wrong
+from qreward.settings.base import Finite, Policy, faults_at, shown, wrong
 
 
 class CascadeConfig(Policy):
@@ -90,7 +90,7 @@ class CascadeConfig(Policy):
     @field_validator("min_confidence", mode="before")
     @classmethod
     def _read_numbers(cls, value: object) -> object:
-        check = Number()
+        check = TypeAdapter(Finite).validate_python
         return [check(number) for number in value] if isinstance(value, list | tuple) else check(value)
 
 

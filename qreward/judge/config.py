@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.rubric import Rubric, read_rubric
-from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated
+from qreward.settings.base import NOT_BOOL, Accepting, Count, Many, Policy, Positive, default, repeated
 from qreward.spelling import TYPO, closest, did_you_mean
 
 _QUESTION = "[Question]\n{prompt}\n\n"
@@ -115,8 +115,8 @@ class Budget(Policy):
         tokens: prompt and completion tokens together; None for no limit.
     """
 
-    cost: Annotated[float, BeforeValidator(Number(above=0))] | None = None
-    tokens: Annotated[int, BeforeValidator(Number(whole=True, least=1))] | None = None
+    cost: Positive | None = None
+    tokens: Count | None = None
 
     @model_validator(mode="after")
     def _limited(self) -> Budget:
@@ -186,11 +186,11 @@ class JudgeConfig(Policy):
     method: Method = "write"
     rubric: Accepting[Rubric | None, Rubric | Mapping[str, Any] | list[Any] | str | Path | None] = default(None)
     rubric_column: Annotated[str, Field(min_length=1)] | None = None
-    min_label_mass: Annotated[float, BeforeValidator(Number(least=0, most=1))] = MIN_LABEL_MASS
+    min_label_mass: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NOT_BOOL] = MIN_LABEL_MASS
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
     range: tuple[float, float] | None = (0.0, 1.0)
-    samples: Annotated[int, BeforeValidator(Number(whole=True, least=1, most=MOST_SAMPLES))] = 1
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES), NOT_BOOL] = 1
     settle: Settle = "majority"
     reasks: Many = 1
     finish_reasons: tuple[str, ...] = ()

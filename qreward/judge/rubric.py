@@ -19,14 +19,14 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field
 from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Option, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge.types import CriterionResult, CriterionResults
-from qreward.settings.base import Number, Policy, explain, faults_at, repeated, with_faults, wrong
+from qreward.settings.base import NOT_BOOL, Policy, Portion, explain, faults_at, repeated, with_faults, wrong
 from qreward.settings.files import read_settings
 
 MOST_CHOICES = 20
 """Maximum number of choices. A chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
 
-_Weight = BeforeValidator(Number(least=-1e6, most=1e6))  # so that no sum of weights overflows
-_Value = Annotated[float, BeforeValidator(Number(least=0, most=1))]
+_Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False), NOT_BOOL]  # so that no sum of weights overflows
+_Value = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NOT_BOOL]
 
 
 class Criterion(Policy):
@@ -56,10 +56,10 @@ class Criterion(Policy):
 
     name: str = Field(min_length=1)
     instructions: str = Field(min_length=1)
-    weight: Annotated[float, _Weight] = 1.0
+    weight: _Weight = 1.0
     levels: tuple[str, ...] | dict[str, str] | None = None
     choices: dict[str, _Value] | None = None
-    gate: Annotated[float, BeforeValidator(Number(above=0, most=1))] | None = None
+    gate: Portion | None = None
 
     def __init__(self, name: str | None = None, instructions: str | None = None, /, **data: Any) -> None:
         data |= {key: value for key, value in (("name", name), ("instructions", instructions)) if value is not None}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qreward.callables import NOT_GIVEN, Code
@@ -51,38 +51,32 @@ def default(value: Any) -> Any:
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
-def Number(  # noqa: N802 - stands for a type
-    *, whole: bool = False, least: float | None = None, above: float | None = None, below: float | None = None, most: float | None = None
-) -> Callable[[object], float]:
-    """Return a validator of numbers, with pydantic's messages. Booleans are refused, because YAML reads a bare ``on`` as true."""
-    kind: Any = int if whole else float
-    bounds: Any = Field(ge=least, gt=above, lt=below, le=most, allow_inf_nan=None if whole else False)
-    adapter: TypeAdapter[float] = TypeAdapter(Annotated[kind, bounds])
-    return lambda value: adapter.validate_python(not_a_bool(value))
-
-
-def not_a_bool(value: object) -> object:
+def _not_a_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(Number(above=0))]
-SomeSeconds = Annotated[float, BeforeValidator(Number(least=0))]
-Weight = Annotated[float, BeforeValidator(Number(above=0))]
-Rate = Annotated[float, BeforeValidator(Number(above=0))]
-Share = Annotated[float, BeforeValidator(Number(least=0))]
-Dollars = Annotated[float, BeforeValidator(Number(least=0))]
-Count = Annotated[int, BeforeValidator(Number(whole=True, least=1))]
-Many = Annotated[int, BeforeValidator(Number(whole=True, least=0))]
-Quantile = Annotated[float, BeforeValidator(Number(above=0, below=1))]
+NOT_BOOL = BeforeValidator(_not_a_bool)
+"""Refuses booleans as numbers, because YAML reads a bare ``on`` as true."""
+Finite = Annotated[float, Field(allow_inf_nan=False), NOT_BOOL]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
+Portion = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
+Quantile = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
+Seconds = Positive
+Weight = Positive
+Rate = Positive
+SomeSeconds = NotNegative
+Share = NotNegative
+Dollars = NotNegative
+Count = Annotated[int, Field(ge=1), NOT_BOOL]
+Many = Annotated[int, Field(ge=0), NOT_BOOL]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _WITHOUT_BRACES = re.compile(r"(?:(?i:bearer|basic|token|key|apikey) )?\$(?:[A-Za-z_]\w*|\{[^{}]*\}?)")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
-_EXPANDED = {"variables": "expanded"}
+_FROM_FILE = {"variables": "expanded"}
 """Context of a validation of values in which environment variables have been replaced already."""
 
 
@@ -106,7 +100,7 @@ class Policy(BaseModel, metaclass=PolicyType):
     def from_content(cls, content: Mapping[str, Any]) -> Self:
         """Return the settings in the content of a file. Its environment variables were replaced already, and values may contain ``$``."""
         try:
-            return cls.model_validate(content, context=_EXPANDED)
+            return cls.model_validate(content, context=_FROM_FILE)
         except ValidationError as error:
             raise explain(error, cls) from None
 
@@ -187,7 +181,10 @@ def expand_variables(value: object) -> object:
 
 def expand_once(value: object, info: ValidationInfo) -> object:
     """Return the value with its variables expanded, unless it comes from a file; see ``Policy.from_content``."""
-    return value if info.context == _EXPANDED and isinstance(value, str) else expand_variables(value)
+    return value if info.context == _FROM_FILE and isinstance(value, str) else expand_variables(value)
+
+
+EXPANDED = BeforeValidator(expand_once)
 
 
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:

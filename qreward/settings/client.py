@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import Accepting, Many, Policy, Seconds, instead, repeated, with_faults, wrong
@@ -32,13 +32,7 @@ def _transport(value: object) -> object:
     raise ValueError(f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient{instead(value, TRANSPORTS, origin)}")
 
 
-def _not_none(value: object) -> object:
-    if value is None:
-        raise ValueError("must be a mapping with endpoints, strategy and weights")
-    return value
-
-
-_ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
+_ROUTES = TypeAdapter(dict[str, Route])
 
 
 class ClientConfig(Policy):
@@ -78,10 +72,9 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        named = {
-            key: {"pattern": key, **body} if isinstance(body, Mapping) and "pattern" not in body else None for key, body in value.items()
-        }
-        return list(_ROUTES.validate_python(named).values())
+        if strays := [key for key, body in value.items() if not isinstance(body, Mapping) or "pattern" in body]:
+            raise wrong(*(((key,), "must be a mapping with endpoints, strategy and weights") for key in strays))
+        return list(_ROUTES.validate_python({key: {"pattern": key, **body} for key, body in value.items()}).values())
 
     @field_validator("endpoints")
     @classmethod
@@ -201,10 +194,7 @@ def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConf
     """Return the configuration in settings that :func:`~qreward.settings.files.read_settings` has read."""
     if not content:
         raise ConfigError(f"{place}: is empty; {_LEAST}")
-    try:
-        return ClientConfig.from_content(content)
-    except ConfigError as error:
-        raise place.named(error) from None
+    return place.validated(ClientConfig, content)
 
 
 def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:

@@ -7,30 +7,38 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qreward.errors import ConfigError, Fault
-from qreward.settings.base import expand_variables, repeated, with_faults
+from qreward.settings.base import Policy, expand_variables, repeated, with_faults
 
 Path_ = tuple[str | int, ...]
+Settings = TypeVar("Settings", bound=Policy)
 
 
 class SettingsLocation:
     """The origin of settings: a file, or ``configuration`` for a mapping. ``text`` is the YAML or JSON whose lines are counted."""
 
-    def __init__(self, name: str, text: str = "", content: object = None) -> None:
-        self._name, self._text, self._content = name, text, content
+    def __init__(self, name: str, content: object = None) -> None:
+        self._name, self.content, self.text = name, content, ""
 
     def __str__(self) -> str:
         return self._name
 
+    def validated(self, model: type[Settings], content: Mapping[str, Any]) -> Settings:
+        """Return the settings in the content of this file. A ``ConfigError`` names the file."""
+        try:
+            return model.from_content(content)
+        except ConfigError as error:
+            raise self.named(error) from None
+
     def named(self, error: ConfigError) -> ConfigError:
         """Return the error with this origin, and the line if it is known, in front of each fault."""
-        faults = [(path, _with_name(path, text, self._content)) for path, text in error.faults]
+        faults = [(path, _with_name(path, text, self.content)) for path, text in error.faults]
         return with_faults(faults, self._prefix) if faults else ConfigError(f"{self}: {error}")
 
     def _prefix(self, path: Path_) -> str:
-        line = _line_of(self._text, path)
+        line = _line_of(self.text, path)
         return f"{self}: " if line is None else f"{self}, line {line}: "
 
 
@@ -55,14 +63,11 @@ def read_settings(
     source: str | Path | Mapping[str, Any], *, empty: str, known: str = "", expand: bool = True
 ) -> tuple[dict[str, Any], SettingsLocation]:
     """Return the settings in a file or mapping, and their location. Raises ``ConfigError``, which names the file and contains no values."""
-    content: object = source
-    place = SettingsLocation("configuration", content=source)
+    place = SettingsLocation("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()), content=source)
     try:
         if not isinstance(source, Mapping):
-            place = SettingsLocation(str(Path(str(source)).expanduser()))
-            content, text = _parse(Path(str(place)))
-            place = SettingsLocation(str(place), text, content)
-        return _settings(content, empty, known, expand), place
+            place.content, place.text = _parse(Path(str(place)))
+        return _settings(place.content, empty, known, expand), place
     except RecursionError:
         raise ConfigError(f"{place}: is nested without end: an alias contains itself") from None
     except ConfigError as error:

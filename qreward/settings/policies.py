@@ -19,6 +19,8 @@ from pydantic_core import CoreSchema, core_schema
 from qreward.callables import name_of
 from qreward.errors import ConfigError
 from qreward.settings.base import (
+    EXPANDED,
+    NOT_BOOL,
     Accepting,
     Count,
     Dollars,
@@ -33,7 +35,6 @@ from qreward.settings.base import (
     check_header,
     expand_once,
     instead,
-    not_a_bool,
     repeated,
     shown,
     wrong,
@@ -78,7 +79,7 @@ class RewardModel(Policy):
     """
 
     route: Literal["classify", "pooling", "score", "embeddings"] | None = None
-    label: Annotated[int | str, BeforeValidator(not_a_bool)] | None = None
+    label: Annotated[int | str, NOT_BOOL] | None = None
     labels: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
     activation: bool = False
     activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
@@ -170,7 +171,7 @@ class Limits(Policy):
 
     def changed(self, limits: Mapping[str, float | None]) -> Limits:
         """Return these limits with others in place of some. Raises ``ConfigError``."""
-        return Limits(**{**{name: getattr(self, name) for name in Limits.model_fields}, **limits})
+        return Limits(**{**dict(self), **limits})
 
 
 class Timeouts(Policy):
@@ -409,7 +410,6 @@ def _readable_name(value: str) -> str:
     return value
 
 
-_EXPANDED = BeforeValidator(expand_once)
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
 """Paths that calls append to ``base_url``, and that are often left at the end of a copied address."""
 BATCH_KIND = "openai_batch"
@@ -488,9 +488,9 @@ class Endpoint(Policy):
         "timeout": "the time limit of an attempt is timeouts=Timeouts(attempt=...), of a call QRewardClient(..., timeout=...)",
     }
 
-    base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
+    base_url: Annotated[str, EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""
-    api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), _EXPANDED, AfterValidator(_sendable)] = None
+    api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), EXPANDED, AfterValidator(_sendable)] = None
     models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
@@ -507,7 +507,7 @@ class Endpoint(Policy):
     http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
     compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
-    proxy: Annotated[SecretStr | None, _EXPANDED] = None
+    proxy: Annotated[SecretStr | None, EXPANDED] = None
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
     probe: Seconds | None = None

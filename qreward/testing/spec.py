@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from qreward.errors import ConfigError
-from qreward.settings.base import Policy, expand_once, instead
+from qreward.settings.base import EXPANDED, Policy, instead
 from qreward.settings.files import read_settings
 from qreward.settings.policies import valid_patterns
 from qreward.testing.responders import RESPONDERS, Responder, SyntheticJudge
@@ -231,7 +230,7 @@ class FakeEndpoint(Policy):
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     rate_headers: bool = False
     retry_after: Literal["seconds", "ms"] | None = None
-    api_key: Annotated[SecretStr | None, BeforeValidator(expand_once)] = None
+    api_key: Annotated[SecretStr | None, EXPANDED] = None
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
@@ -285,7 +284,4 @@ def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, 
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
     content, place = read_settings(source, empty="it must contain at least 'endpoints'", known="with 'endpoints'")
-    try:
-        return FleetSpec.from_content(content)
-    except ConfigError as error:
-        raise place.named(error) from None
+    return place.validated(FleetSpec, content)

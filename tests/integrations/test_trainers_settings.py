@@ -139,6 +139,20 @@ def test_keys_and_headers_are_never_shown_and_go_with_pickled_settings(monkeypat
     assert (again, again.place, again.client.endpoints[0].api_key.get_secret_value()) == (config, "mine", KEY)
 
 
+def test_the_value_of_a_variable_is_taken_as_it_is_also_in_the_settings_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, content = tmp_path / "reward.json", {**GOOD, "client": {"endpoints": [{**ENDPOINT, "api_key": "${JUDGE_KEY}"}]}}
+    file.write_text(json.dumps(content))
+    for key in ("$ecret", "a${NO_SUCH}"):
+        monkeypatch.setenv("JUDGE_KEY", key)
+        for source in (content, file):
+            client = load_reward_config(source).client
+            assert client is not None
+            assert client.endpoints[0].api_key is not None
+            assert client.endpoints[0].api_key.get_secret_value() == key
+
+
 def test_the_same_settings_have_one_rewarder_and_others_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed(monkeypatch)
     file = tmp_path / "reward.json"

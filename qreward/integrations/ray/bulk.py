@@ -212,10 +212,7 @@ def _scorer_of(judge: JudgeSource, reward_model: str | None) -> JudgeConfig | st
     if judge is None or isinstance(judge, JudgeConfig):
         return judge or reward_model
     content, place = read_settings(judge, empty="it must contain at least model")
-    try:
-        return JudgeConfig(**content)
-    except ConfigError as error:
-        raise place.named(error) from None
+    return place.validated(JudgeConfig, content)
 
 
 def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | str | None) -> JournalFolder:

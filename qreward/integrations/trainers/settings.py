@@ -117,8 +117,6 @@ class RewardConfig(Policy):
     @field_validator("client", mode="before")
     @classmethod
     def _from_a_file(cls, value: object) -> object:
-        if isinstance(value, Mapping):  # validated here, so that an error shows the full path of the setting
-            return read_settings(value, empty="it must contain at least 'endpoints'")[0]
         return load_config(value) if isinstance(value, str | Path) else value
 
     @model_validator(mode="after")
@@ -169,10 +167,7 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
 
 def reward_config_of(content: Mapping[str, Any], place: SettingsLocation) -> RewardConfig:
     """Validate what :func:`read_reward_settings` has read. A ``ConfigError`` names the place."""
-    try:
-        return RewardConfig(**content).at(str(place))
-    except ConfigError as error:
-        raise place.named(error) from None
+    return place.validated(RewardConfig, content).at(str(place))
 
 
 _LEAST = f"it must contain at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}"

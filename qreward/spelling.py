@@ -42,11 +42,8 @@ ELSEWHERE = {
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the known names that are most similar to ``name``, best first. Case is ignored."""
-    by_case: dict[str, list[str]] = {}
-    for each in known:
-        by_case.setdefault(each.lower(), []).append(each)
-    found = difflib.get_close_matches(str(name).lower(), by_case, n=most, cutoff=cutoff)
-    return [each for lower in found for each in by_case[lower]][:most]
+    by_case = {each.lower(): each for each in known}
+    return [by_case[each] for each in difflib.get_close_matches(str(name).lower(), by_case, n=most, cutoff=cutoff)]
 
 
 def meant(name: object, known: Iterable[str], *, cutoff: float = TYPO) -> str | None:

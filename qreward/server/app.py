@@ -15,7 +15,7 @@ from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.errors import BadRequest, ClientClosed, ConfigError, QueueFull
 from qreward.scheduler.limits.rate import Gcra
 from qreward.server import bodies
-from qreward.server.bodies import HTTPError, ScoreRequest, answer, busy, draining, invalid, write
+from qreward.server.bodies import HTTPError, ScoreRequest, answer, busy, draining, invalid, too_large, write
 from qreward.server.config import ServerConfig, is_loopback
 
 Receive = Callable[[], Awaitable[Any]]
@@ -23,7 +23,6 @@ OPEN = ("/health", "/liveness")
 """Paths that need no token, because health probes send no token."""
 ALWAYS = (*OPEN, "/metrics")
 """Paths that are served while the server drains, that is, while it finishes the last requests before it stops."""
-JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -47,7 +46,7 @@ class HTTPResponse(NamedTuple):
 
     status: int
     body: bytes
-    content_type: str = JSON
+    content_type: str = HTTPError.content_type
     headers: Mapping[str, str] = {}
 
 
@@ -112,16 +111,17 @@ class RewardApp:
         self.active += path not in ALWAYS
         try:
             failure: Exception | None = None
+            reply: HTTPResponse | HTTPError
             try:
                 reply = await self._reply(scope, receive, path)
             except HTTPError as error:
                 self.rejections.add(error.kind)
-                reply = _reply_of(error)
+                reply = error
             except ClientDisconnected:
                 reply = HTTPResponse(499, b"")  # the status that nginx counts; the caller is gone
             except Exception as error:
                 failure = error
-                reply = _reply_of(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
+                reply = HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log")
             status, headers = reply.status, {"content-type": reply.content_type, "content-length": str(len(reply.body)), **reply.headers}
             if self.draining:
                 headers.setdefault("connection", "close")
@@ -138,16 +138,15 @@ class RewardApp:
             self.requests.add(route, str(status))
             self.seconds.add(route, amount=time.perf_counter() - begun)
 
-    async def _reply(self, scope: Any, receive: Receive, path: str) -> HTTPResponse:
+    async def _reply(self, scope: Any, receive: Receive, path: str) -> HTTPResponse | HTTPError:
         if self.draining and path not in ALWAYS:
             raise draining()
         if path not in OPEN:
             check_caller(scope, self.config)
         allowed = "POST" if path in SCORING else "GET" if path in STATUS else None
         if scope["method"] != allowed:
-            missing = (404, "not_found") if allowed is None else (405, "method_not_allowed")
-            headers = {} if allowed is None else {"allow": allowed}
-            return _reply_of(HTTPError(*missing, f"there is no route {scope['method']} {path}", headers))
+            text = f"there is no route {scope['method']} {path}"
+            return HTTPError(405, "method_not_allowed", text, {"allow": allowed}) if allowed else HTTPError(404, "not_found", text)
         if path in SCORING:
             return await self._rewards(scope, receive, path)
         if path == "/metrics":
@@ -182,12 +181,11 @@ class RewardApp:
     async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], parts: list[bytes]) -> None:
         """Read the body into ``parts``, whose bytes are ``pending``."""
         config, most, length = self.config, self.config.max_body_bytes, 0
-        too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HTTPError(415, "packed_body", "send the body uncompressed, without a content-encoding")
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared[:20]) > most:
-            raise too_large
+            raise too_large(most)
         try:
             async with asyncio.timeout(config.body_timeout):
                 more = True
@@ -203,7 +201,7 @@ class RewardApp:
                     self.pending += len(part)
                     length += len(part)
                     if length > most:
-                        raise too_large
+                        raise too_large(most)
                     more = message.get("more_body", False)
         except TimeoutError:
             text = f"the request body did not arrive completely within {config.body_timeout:g} s"
@@ -309,10 +307,6 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
     right = hmac.compare_digest(token.strip(), config.token.get_secret_value().encode())
     if scheme.lower() != b"bearer" or not right:
         raise HTTPError(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
-
-
-def _reply_of(error: HTTPError) -> HTTPResponse:
-    return HTTPResponse(error.status, write(error.document()), JSON, error.headers)
 
 
 # metrics in the Prometheus text format 0.0.4

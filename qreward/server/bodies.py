@@ -260,16 +260,14 @@ def _plain(value: Any) -> Any:
 
 
 class HTTPError(Exception):
+    """An error, and the response to it. The body has the format of OpenAI and vLLM."""
+
+    content_type = "application/json"
+
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
         super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.headers = headers or {}
-        self.more = more
-
-    def document(self) -> dict[str, Any]:
-        """Return the response body, in the format of OpenAI and vLLM."""
-        return {"error": {"message": str(self), "type": self.kind, "code": self.status, **self.more}}
+        self.status, self.kind, self.headers = status, kind, headers or {}
+        self.body = write({"error": {"message": message, "type": kind, "code": status, **more}})
 
 
 def busy(kind: str, message: str, seconds: float) -> HTTPError:
@@ -282,6 +280,10 @@ def busy(kind: str, message: str, seconds: float) -> HTTPError:
 def draining() -> HTTPError:
     message = "the server is shutting down and takes no new requests; send them to another server"
     return HTTPError(503, "draining", message, {"connection": "close"})
+
+
+def too_large(most: int) -> HTTPError:
+    return HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
 
 
 def invalid(where: Sequence[str | int], message: str) -> HTTPError:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from qreward.batching.reward_buffer import Mode
 from qreward.errors import ConfigError
-from qreward.settings.base import Accepting, Count, Number, Policy, Rate, Seconds, SomeSeconds, default, expand_variables, wrong
+from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, Rate, Seconds, SomeSeconds, default, wrong
 
-_TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 PREFIX = "QREWARD_SERVE_"
 """Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
+_TOKEN = f"in {PREFIX}TOKEN, or on the command line with --token-file PATH"
 
-Port = Annotated[int, BeforeValidator(Number(whole=True, least=0, most=65535))]
+Port = Annotated[int, Field(ge=0, le=65535), NOT_BOOL]
+
+
+def _sendable(value: SecretStr | None) -> SecretStr | None:
+    text = value.get_secret_value() if value is not None else "-"
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be a text of printable ASCII characters without blanks (a line break at its end?)")
+    return value
+
+
+Token = Annotated[Accepting[SecretStr | None, SecretStr | str | None], EXPANDED, AfterValidator(_sendable)]
 
 
 class ServerConfig(Policy):
@@ -52,7 +63,7 @@ class ServerConfig(Policy):
 
     host: str = "127.0.0.1"
     port: Port = 5000
-    token: Accepting[SecretStr | None, SecretStr | str | None] = default(None)
+    token: Token = default(None)
     model: str = "reward"
     mode: Mode = "auto"
     max_batch_size: Count = 64
@@ -68,19 +79,6 @@ class ServerConfig(Policy):
     max_pending_bytes: Count = 256 * 1024 * 1024
     body_timeout: Seconds = 30.0
     drain_timeout: Seconds = 30.0
-
-    @field_validator("token", mode="before")
-    @classmethod
-    def _expand(cls, value: object) -> object:
-        return expand_variables(value)
-
-    @field_validator("token")
-    @classmethod
-    def _sendable(cls, value: SecretStr | None) -> SecretStr | None:
-        text = value.get_secret_value() if value is not None else "-"
-        if not text or not text.isascii() or not text.isprintable() or " " in text:
-            raise ValueError("must be a text of printable ASCII characters without blanks (a line break at its end?)")
-        return value
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -107,7 +105,7 @@ class ServerConfig(Policy):
         texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
-        return cls(**values)
+        return cls.from_content(values)
 
 
 def is_loopback(host: str) -> bool:
@@ -124,19 +122,10 @@ def helps() -> dict[str, str]:
     return {name: text for name, _, text in found if name in ServerConfig.model_fields}
 
 
-def token_of(variable: str | None, path: str | None) -> str | None:
-    """Read the token from an environment variable or a file. Return None if neither is named."""
-    if variable and path:
-        raise ConfigError("pass --token-env or --token-file, not both")
-    if variable:
-        if not os.environ.get(variable):
-            raise ConfigError(f"the environment variable {variable}, named by --token-env, is not set (or empty)")
-        return os.environ[variable]
-    if path is None:
-        return None
+def token_in(path: str) -> str:
+    """Return the token in a file. Raises ``ConfigError`` if there is none."""
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - one read
-            token = file.read().strip()
+        token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the token in {path!r}: {getattr(error, 'strerror', None) or 'it is not a text file'}") from None
     if not token:
@@ -144,4 +133,4 @@ def token_of(variable: str | None, path: str | None) -> str | None:
     return token
 
 
-__all__ = ["PREFIX", "ServerConfig", "helps", "is_loopback", "token_of"]
+__all__ = ["PREFIX", "ServerConfig", "helps", "is_loopback", "token_in"]

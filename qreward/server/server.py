@@ -64,11 +64,8 @@ class RewardServer:
 
     async def _started(self) -> None:
         """Wait until the server accepts requests or has failed to start."""
-        begun = asyncio.ensure_future(self._uvicorn.begun.wait())
-        try:
-            await asyncio.wait({self._serving, begun}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            begun.cancel()
+        while not (self._uvicorn.started or self._serving.done()):  # noqa: ASYNC110 - uvicorn has a flag and no event
+            await asyncio.sleep(0.001)
 
     async def _stop(self) -> None:
         """Stop the server. First wait until its start is complete, because uvicorn does not clean up a partial start."""
@@ -128,15 +125,7 @@ def run(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], 
 
 
 class _Uvicorn(uvicorn.Server):
-    """A uvicorn server that installs no signal handlers and sets ``begun`` when it accepts requests."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.begun = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.begun.set()
+    """A uvicorn server that installs no signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
 from qreward.server.app import check_caller
 from qreward.server.bodies import HTTPError
-from qreward.server.config import helps, token_of
+from qreward.server.config import helps, token_in
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}
@@ -45,7 +45,7 @@ async def test_without_the_token_nothing_but_the_health_is_served_and_with_it_ev
 
 def test_only_a_host_that_others_reach_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.5", "gpu-0", ""):
-        with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token .* --token-env NAME"):
+        with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token \(in QREWARD_SERVE_TOKEN, or .*-file PATH"):
             ServerConfig(host=host)
         assert ServerConfig(host=host, token=TOKEN).host == host  # type: ignore[arg-type]
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
@@ -94,19 +94,14 @@ async def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, ca
     assert not any(TOKEN in text or "other-secret" in text for text in ours)
 
 
-def test_the_token_comes_from_a_variable_or_a_file_and_never_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_token_comes_from_a_file_and_never_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, empty = tmp_path / "token", tmp_path / "empty"
     file.write_text(f"{TOKEN}\n")
     empty.write_text("\n")
-    monkeypatch.setenv("MY_TOKEN", TOKEN)
-    assert token_of("MY_TOKEN", None) == token_of(None, str(file)) == TOKEN
-    assert token_of(None, None) is None
-    wrong = [("MY_TOKEN", str(file)), ("NOT_SET", None), (None, str(empty)), (None, str(tmp_path / "none")), (None, str(tmp_path))]
-    for variable, path in wrong:
+    assert token_in(str(file)) == TOKEN
+    for path in (empty, tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError) as error:
-            token_of(variable, path)
+            token_in(str(path))
         assert TOKEN not in str(error.value)
     with pytest.raises(SystemExit):
         main(["serve", "m:f", "--token", TOKEN])
@@ -121,6 +116,12 @@ def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first
     assert config.token is not None
     assert config.token.get_secret_value() == TOKEN
     assert ServerConfig.from_env(port="9090", host="0.0.0.0").port == 9090
+    for token in ("$ecret", "a${NO_SUCH}"):
+        monkeypatch.setenv("QREWARD_SERVE_TOKEN", token)
+        for given in ({}, {"token": token}):
+            found = ServerConfig.from_env(**given).token
+            assert found is not None
+            assert found.get_secret_value() == token, "the value of a variable, and the content of a file, is taken as it is"
     monkeypatch.setenv("QREWARD_SERVE_PROT", "1")
     with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
         ServerConfig.from_env()
@@ -164,10 +165,10 @@ def test_a_mistake_on_the_command_line_is_explained(capsys: pytest.CaptureFixtur
             (["json:nothing"], "scorer 'json:nothing': 'json' has no 'nothing'; correct the name, or define it there"),
             (["json:dump5"], "'json' has no 'dump5'; did you mean 'dump'?"),
             (["json:JSONDecoder"], "give an instance"),
-            (["json:dumps", "--host", "0.0.0.0"], "set a token (on the command line with --token-env NAME or --token-file PATH)"),
+            (["json:dumps", "--host", "0.0.0.0"], "set a token (in QREWARD_SERVE_TOKEN, or on the command line with --token-file PATH)"),
             (["json:dumps", "--port", "many"], "port: "),
             (["json:dumps", "--port", str(taken.getsockname()[1])], "choose another port"),
-            (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
+            (["json:dumps", "--token-file", "nowhere"], "cannot read the token in 'nowhere'"),
         ]
         for args, words in mistakes:
             assert main(["serve", *args]) == 2

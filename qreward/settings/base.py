@@ -284,12 +284,13 @@ def _hint(model: type[BaseModel], name: str) -> str:
 
 
 def _place_in(model: type[BaseModel], name: str) -> tuple[str, str] | None:
+    """Return the code and the path of the setting within inner settings that is meant, the nearest one."""
     inner = {outer: kind for outer in model.model_fields if (kind := _inner(model, outer)) is not None}
-    here = [(outer, kind, (f"{ours}=...", ours)) for outer, kind in inner.items() if (ours := meant(name, kind.model_fields))]
-    deeper = ((outer, kind, found) for outer, kind in inner.items() if (found := _place_in(kind, name)))
-    outer, kind, (code, path) = next(iter(here), None) or next(deeper, (None, None, ("", "")))
-    if outer is None or kind is None:
-        return None
-    if get_origin(model.model_fields[outer].annotation) is tuple:
-        return f"{outer}=[{kind.__name__}({code})]", f"{outer}.0.{path}"
-    return f"{outer}={kind.__name__}({code})", f"{outer}.{path}"
+    found = {outer: (f"{ours}=...", ours) for outer, kind in inner.items() if (ours := meant(name, kind.model_fields))}
+    found = found or {outer: place for outer, kind in inner.items() if (place := _place_in(kind, name))}
+    for outer, (code, path) in found.items():
+        made = inner[outer].__name__
+        if get_origin(model.model_fields[outer].annotation) is tuple:
+            return f"{outer}=[{made}({code})]", f"{outer}.0.{path}"
+        return f"{outer}={made}({code})", f"{outer}.{path}"
+    return None

@@ -192,7 +192,8 @@ def _row(each: dict[str, Any]) -> dict[str, str]:
 # one endpoint
 
 
-API_MODELS = "the list of models under base_url"
+API_MODELS = "/models"
+"""Path under ``base_url``. All others are under the root of the server."""
 _NIM_READY = "/v1/health/ready"
 STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS, _NIM_READY)
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
@@ -307,7 +308,7 @@ class Examination:
     async def _get(self, connection: EndpointConnection, path: str) -> None:
         began = perf_counter()
         try:
-            reply = await connection.transport.get("/models" if path == API_MODELS else connection.root + path)
+            reply = await connection.transport.get(path if path == API_MODELS else connection.root + path)
         except TransportError as error:
             if not self.replies:
                 self.failure = connection.secrets.hide(str(error))
@@ -381,9 +382,8 @@ class Examination:
         if self.load.ready is False:
             yield "not ready", "it answers that it is not ready; wait until it has loaded its model, or look into its log"
         if moved := next((path for path, reply in self.replies.items() if 300 <= reply.status < 400), None):
-            path = "/models" if moved == API_MODELS else moved
             status = self.replies[moved].status
-            yield "redirects", f"it redirects ({status} for {path}); redirects are not followed; set base_url to the final address"
+            yield "redirects", f"it redirects ({status} for {moved}); redirects are not followed; set base_url to the final address"
         if not self.answered and (found := self._of_path()):
             yield found
         if self.denied is not None and (auth := self.auth()).startswith("refused"):

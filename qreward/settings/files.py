@@ -44,19 +44,16 @@ class SettingsLocation:
 
 def _with_name(path: Path_, text: str, content: Any) -> str:
     """Return a message with the name of a list item, as in ``endpoints.1.limits (of 'api'): ...``."""
-    name, depth = None, 0
-    for number, part in enumerate(path, 1):
+    setting, colon, message = text.partition(": ")
+    for depth, part in enumerate(path if "name" not in path else (), 1):
         try:
             content = content[part]
         except (TypeError, LookupError):
             break
-        if isinstance(part, int) and isinstance(content, Mapping) and isinstance(content.get("name"), str) and "name" not in path:
-            name, depth = content["name"], number
-    setting, colon, message = text.partition(": ")
-    item = _dotted(path[:depth])
-    if not name or not f"{setting}.".startswith(f"{item}."):
-        return text
-    return f"{setting} ({'' if setting == item else 'of '}{name!r}){colon}{message}"
+        item, name = _dotted(path[:depth]), content.get("name") if isinstance(content, Mapping) else None
+        if isinstance(part, int) and isinstance(name, str) and name and f"{setting}.".startswith(f"{item}."):
+            return f"{setting} ({'' if setting == item else 'of '}{name!r}){colon}{message}"
+    return text
 
 
 def read_settings(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
@@ -136,20 +135,18 @@ OVERLAY = ".overlay.json"
 """Ending of the file beside a configuration file, such as ``qreward.yaml.overlay.json``, with the limits that an operator has changed."""
 
 
-class _Overlay(msgspec.Struct):
+class _Overlay(Policy):
     """The content of an overlay: endpoint -> name of a limit -> limit, and endpoint -> why."""
 
-    limits: dict[str, dict[str, float | None]] = {}
-    reasons: dict[str, str] = {}
+    limits: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    reasons: dict[str, str] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> _Overlay:
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
+        if not path.exists():
             return cls()
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
+        content, place = read_settings(path, empty="delete it", expand=False)
+        return place.validated(cls, content)
 
     def over(self, config: ClientConfig, path: Path) -> ClientConfig:
         """Return a configuration with these limits. An endpoint that the configuration no longer has is left out."""
@@ -175,7 +172,7 @@ def keep_limits(file: str | Path, endpoint: str, limits: Mapping[str, float | No
     overlay.reasons[endpoint] = reason
     overlay.over(config, path)
     new = path.with_suffix(".new")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(overlay)) + b"\n")
+    new.write_text(f"{overlay.model_dump_json(indent=2)}\n", encoding="utf-8")
     new.replace(path)
     return path
 

@@ -64,7 +64,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
 Portion = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
 Quantile = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
-Seconds = Positive
+Seconds = Annotated[Positive, "seconds"]
 Weight = Positive
 Rate = Positive
 SomeSeconds = NotNegative

@@ -483,10 +483,12 @@ class Examination:
             if model not in self.endpoint.models:
                 remedies[model] = f"change {setting}, or map the name with model_names"
         for wanted, remedy in remedies.items():
-            if not _lists((*renamed, *served), wanted):
-                found = f"it serves {_served(wanted, served)}, none of which matches {wanted!r}"
-                found = found if is_glob(wanted) else f"it does not serve {wanted!r}, but {_served(wanted, served)}"
-                yield wanted, f"{found}; {remedy}"
+            if _lists((*renamed, *served), wanted):
+                continue
+            if is_glob(wanted):
+                yield wanted, f"it serves {_served(wanted, served)}, none of which matches {wanted!r}; {remedy}"
+            else:
+                yield wanted, f"it does not serve {wanted!r}, but {_served(wanted, served)}; {remedy}"
 
     def _was_answered(self, wanted: str) -> bool:
         return self.answered and any(matches(wanted, model) for model in self.called)

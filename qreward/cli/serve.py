@@ -17,8 +17,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
     function = "function that is called with lists of completions and of metadata, and returns the rewards"
     parser.add_argument("scorer", metavar="MODULE:FUNCTION", help=function)
-    token = f"file that holds the token which callers must send (default: the token in {PREFIX}TOKEN, or none)"
-    parser.add_argument("--token-file", metavar="PATH", help=token)
+    what = f"that holds the token which callers must send (default: the token in {PREFIX}TOKEN, or none)"
+    parser.add_argument("--token-env", metavar="NAME", help=f"environment variable {what}")
+    parser.add_argument("--token-file", metavar="PATH", help=f"file {what}")
     for name, words in helps().items():
         default = ServerConfig.model_fields[name].default
         if name != "token":
@@ -32,10 +33,10 @@ def serve(args: argparse.Namespace) -> int:
         raise ConfigError("the reward server needs uvicorn: pip install 'qreward[server]'")
     from qreward.callables import load_object  # noqa: PLC0415
     from qreward.server import server as running  # noqa: PLC0415 - an extra
-    from qreward.server.config import ServerConfig, helps, token_in  # noqa: PLC0415
+    from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
 
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
-    token = None if args.token_file is None else token_in(args.token_file)
+    token = token_of(args.token_env, args.token_file)
     try:
         config = ServerConfig.from_env(**texts, token=token)
     except ConfigError as error:  # the faults are shown without the name of the settings class, which the command line does not use

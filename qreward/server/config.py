@@ -15,7 +15,7 @@ from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, 
 
 PREFIX = "QREWARD_SERVE_"
 """Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
-_TOKEN = f"in {PREFIX}TOKEN, or on the command line with --token-file PATH"
+_TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 
 Port = Annotated[int, Field(ge=0, le=65535), NOT_BOOL]
 
@@ -122,8 +122,16 @@ def helps() -> dict[str, str]:
     return {name: text for name, _, text in found if name in ServerConfig.model_fields}
 
 
-def token_in(path: str) -> str:
-    """Return the token in a file. Raises ``ConfigError``, which does not show the path, because it may be the token itself."""
+def token_of(variable: str | None, path: str | None) -> str | None:
+    """Return the token in an environment variable or a file; None if neither is named. Errors do not show the path, which may be the token."""
+    if variable and path:
+        raise ConfigError("pass --token-env or --token-file, not both")
+    if variable:
+        if not os.environ.get(variable):
+            raise ConfigError(f"the environment variable {variable}, named by --token-env, is not set (or empty)")
+        return os.environ[variable]
+    if path is None:
+        return None
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
@@ -134,4 +142,4 @@ def token_in(path: str) -> str:
     return token
 
 
-__all__ = ["PREFIX", "ServerConfig", "helps", "is_loopback", "token_in"]
+__all__ = ["PREFIX", "ServerConfig", "helps", "is_loopback", "token_of"]

@@ -18,7 +18,7 @@ from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
 from qreward.server.app import check_caller
 from qreward.server.bodies import HTTPError
-from qreward.server.config import helps, token_in
+from qreward.server.config import helps, token_of
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}
@@ -45,7 +45,7 @@ async def test_without_the_token_nothing_but_the_health_is_served_and_with_it_ev
 
 def test_only_a_host_that_others_reach_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.5", "gpu-0", ""):
-        with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token \(in QREWARD_SERVE_TOKEN, or .*-file PATH"):
+        with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token .* --token-env NAME"):
             ServerConfig(host=host)
         assert ServerConfig(host=host, token=TOKEN).host == host  # type: ignore[arg-type]
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
@@ -94,19 +94,23 @@ async def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, ca
     assert not any(TOKEN in text or "other-secret" in text for text in ours)
 
 
-def test_the_token_comes_from_a_file_and_never_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_token_comes_from_a_variable_or_a_file_and_never_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, empty = tmp_path / "token", tmp_path / "empty"
     file.write_text(f"{TOKEN}\n")
     empty.write_text("\n")
-    assert token_in(str(file)) == TOKEN
-    for path in (empty, tmp_path / "none", tmp_path):
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    assert token_of("MY_TOKEN", None) == token_of(None, str(file)) == TOKEN
+    assert token_of(None, None) is None
+    wrong = [("MY_TOKEN", str(file)), ("NOT_SET", None), (None, str(empty)), (None, str(tmp_path / "none")), (None, str(tmp_path))]
+    for variable, path in wrong:
         with pytest.raises(ConfigError) as error:
-            token_in(str(path))
+            token_of(variable, path)
         assert TOKEN not in str(error.value)
-    assert main(["serve", "m:f", "--token", TOKEN]) == 2
-    said = capsys.readouterr()
-    assert "a token itself is set in QREWARD_SERVE_TOKEN" in said.err
-    assert TOKEN not in said.out + said.err
+    with pytest.raises(SystemExit):
+        main(["serve", "m:f", "--token", TOKEN])
+    capsys.readouterr()
 
 
 def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +170,10 @@ def test_a_mistake_on_the_command_line_is_explained(capsys: pytest.CaptureFixtur
             (["json:nothing"], "scorer 'json:nothing': 'json' has no 'nothing'; correct the name, or define it there"),
             (["json:dump5"], "'json' has no 'dump5'; did you mean 'dump'?"),
             (["json:JSONDecoder"], "give an instance"),
-            (["json:dumps", "--host", "0.0.0.0"], "set a token (in QREWARD_SERVE_TOKEN, or on the command line with --token-file PATH)"),
+            (["json:dumps", "--host", "0.0.0.0"], "set a token (on the command line with --token-env NAME or --token-file PATH)"),
             (["json:dumps", "--port", "many"], "port: "),
             (["json:dumps", "--port", str(taken.getsockname()[1])], "choose another port"),
+            (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
             (["json:dumps", "--token-file", "nowhere"], "the file named by --token-file cannot be read: No such file or directory"),
         ]
         for args, words in mistakes:

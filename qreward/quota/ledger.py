@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from math import floor, inf
 
@@ -63,23 +63,14 @@ class RenewReply(msgspec.Struct, array_like=True):
     permits: Grant | None = None
 
 
-def largest_share(amount: float, wants: Iterable[float]) -> float:
-    """Return the largest share if an amount is divided by max-min fairness, or inf if the amount is enough for all."""
-    rest = sorted(wants)
-    for number, want in zip(range(len(rest), 0, -1), rest, strict=True):
-        if want * number >= amount:
-            return amount / number
-        amount -= want
-    return inf
-
-
 def water_level(amount: float, vessels: list[tuple[float, float]]) -> float:
     """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
 
-    Each vessel has the height of its bottom, and the height of its walls. The bottoms of :func:`largest_share` are level.
+    Each vessel has the height of its bottom, and the height of its walls. With all bottoms at 0, and walls as high as what each member
+    wants, the level is the largest share by max-min fairness.
     """
     bottoms, tops = sorted([bottom for bottom, _ in vessels]), sorted([bottom + room for bottom, room in vessels])
-    for height, above in pairwise(sorted(bottoms + tops)):
+    for height, above in pairwise(sorted({*bottoms, *tops})):
         width = bisect_right(bottoms, height) - bisect_right(tops, height)
         room = (above - height) * width
         if room >= amount:
@@ -137,7 +128,7 @@ class WindowQuota(Quota, array_like=True):
         self._advance(now, begun)
         self.report(now, member, need)
         total = self.rate * MINUTE
-        share = largest_share(total, [account.need.rate for account in self.accounts.values()])
+        share = water_level(total, [(0.0, account.need.rate) for account in self.accounts.values()])
         return Grant(self.limit, min(total, need.rate, share), self.grant(now, member))
 
     def _advance(self, now: float, begun: float) -> None:
@@ -246,7 +237,7 @@ class PermitPool(Quota, array_like=True):
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: min(account.need.rate, self.limit) for name, account in self.accounts.items()}
-        level = largest_share(self.limit, wants.values())
+        level = water_level(self.limit, [(0.0, want) for want in wants.values()])
         if wants[member] <= level:
             return wants[member]
         level = floor(level + HAIR)

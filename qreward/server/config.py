@@ -123,7 +123,7 @@ def helps() -> dict[str, str]:
 
 
 def token_of(variable: str | None, path: str | None) -> str | None:
-    """Return the token in an environment variable or a file; None if neither is named. Errors do not show the path, which may be the token."""
+    """Return the token in an environment variable or a file; None if neither is named. Errors hide the path, which may be the token."""
     if variable and path:
         raise ConfigError("pass --token-env or --token-file, not both")
     if variable:

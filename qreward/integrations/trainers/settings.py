@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_valid
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.verdicts import VerdictsConfig
 from qreward.judge.cascade import CascadeConfig
-from qreward.judge.codec import NAMED
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
 from qreward.scheduler.routing import matches

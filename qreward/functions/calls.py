@@ -122,7 +122,6 @@ class Time:
         return portal("qreward-timers")
 
     def take(self, inbox: Inbox, engine: Engine[CallScheduler]) -> Any:  # noqa: ARG002 - for subclasses
-        """Wait for the next item of an inbox."""
         return inbox.get()
 
     def keep(self, engine: Engine[CallScheduler], wake: float | None) -> None:
@@ -257,7 +256,6 @@ class BlockingCall:
         self._ended(attempt, outcome)
 
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
-        """Run the function once."""
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:

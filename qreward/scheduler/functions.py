@@ -239,12 +239,10 @@ class CallScheduler:
     # settings
 
     def add(self, function: Function) -> None:
-        """Schedule the calls of another function."""
         self.functions.add(function)
         self._follow()
 
     def changed(self, now: float, function: Function) -> None:
-        """Apply the options of a function, which have changed."""
         self._follow()
         for state in function.keys.values():
             state.follow(function.options)
@@ -252,7 +250,6 @@ class CallScheduler:
         self.tick(now)
 
     def reset(self, now: float, function: Function) -> None:
-        """Reset all counts and learned values of a function. Calls that wait or are in flight continue."""
         function.clear()
         self.adaptive = None
         self.changed(now, function)
@@ -273,7 +270,6 @@ class CallScheduler:
         return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._timers.rank()
 
     def _wait(self, now: float, call: Call) -> None:
-        """Let a call wait for its next try in the queue of its key."""
         state = call.key_state
         if call.notes is not None and not self._may_start(now, call):
             seconds = state.ready_at(call) - now

@@ -9,7 +9,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import lru_cache
 
 import msgspec
 
@@ -332,7 +331,6 @@ class FakeEndpointState:
         return None
 
     def point(self) -> float:
-        """Return the share (0 to 1) of a body that is sent before a fault ends the body."""
         fixed = self.spec.faults.point
         return self._points.random() if fixed is None else fixed
 
@@ -345,7 +343,7 @@ class FakeEndpointState:
         return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
 
     def serves(self, model: str) -> bool:
-        return _matches(self.spec.models, model)
+        return any(fnmatchcase(model, pattern) for pattern in self.spec.models)
 
     def seen(self) -> Seen:
         counts = dict(self.counts)
@@ -366,8 +364,3 @@ class FakeEndpointState:
         seed = f"{self.spec.faults.seed}/{self.spec.name}"
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults
-
-
-@lru_cache(maxsize=4096)
-def _matches(patterns: tuple[str, ...], model: str) -> bool:
-    return any(fnmatchcase(model, pattern) for pattern in patterns)

@@ -187,7 +187,13 @@ class InLoop:
     def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
         for endpoint in endpoints:
-            self._servers[endpoint.name] = _listening(endpoint)
+            try:
+                self._servers[endpoint.name] = (endpoint.server_class or FakeServer)(endpoint)
+            except OSError as error:
+                text = f"cannot listen on port {endpoint.port}: {error.strerror}; set another port, or 0 for any"
+                raise OSError(error.errno, f"endpoint {endpoint.name!r} {text}") from None
+            except ConfigError as error:
+                raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
         return {name: server.port for name, server in self._servers.items()}
 
     async def stop(self) -> None:
@@ -197,16 +203,6 @@ class InLoop:
         """Call a method of the state of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
         called = [name] if name is not None else self._servers
         return {each: getattr(self._servers[each].state, method)(*args) for each in called}
-
-
-def _listening(endpoint: FakeEndpoint) -> FakeServer:
-    try:
-        return (endpoint.server_class or FakeServer)(endpoint)
-    except OSError as error:
-        text = f"endpoint {endpoint.name!r} cannot listen on port {endpoint.port}: {error.strerror}; set another port, or 0 for any"
-        raise OSError(error.errno, text) from None
-    except ConfigError as error:
-        raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
 
 
 class InThread:

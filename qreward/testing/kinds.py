@@ -155,7 +155,7 @@ class RouteCall:
 
     def _checked(self, items: list[Any]) -> list[int]:
         """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
-        kind, most, longest = self.kind, self.spec.scoring.max_items or self.kind.most_items, self.spec.scoring.max_tokens
+        kind, most, longest = self.kind, self.kind.most_items, self.spec.scoring.max_tokens
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
         if kind.permits and len(items) > permits_of(self.spec):
@@ -536,7 +536,7 @@ def _tei_info(state: FakeEndpointState) -> Any:
     return {
         "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": permits_of(spec),
         "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
-        "max_client_batch_size": spec.scoring.max_items or _TEI_ITEMS, "auto_truncate": False, "version": "1.9.0",
+        "max_client_batch_size": _TEI_ITEMS, "auto_truncate": False, "version": "1.9.0",
     }  # fmt: skip
 
 

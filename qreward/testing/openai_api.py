@@ -6,7 +6,6 @@ import array
 import base64
 import math
 import struct
-import sys
 import time
 from hashlib import shake_256
 from typing import Any, Literal
@@ -127,9 +126,7 @@ def vector(encoded: bytes, dimensions: int) -> array.array[float]:
 
 
 def _base64(numbers: array.array[float]) -> str:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
+    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
 
 
 def models(patterns: tuple[str, ...]) -> dict[str, Any]:

@@ -148,7 +148,6 @@ class Scoring(Policy):
     Args:
         labels: classes of the model. For NIM, attributes of the model. The default is one label: ``reward`` for NIM, and ``LABEL_0`` for
             all other servers.
-        max_items: maximum number of items in a list. None means 32 for TEI, and no limit for other servers.
         max_tokens: maximum number of tokens of an item, at four bytes of JSON per token. A list with a longer item is refused.
         per_item: seconds of work for each item, in addition to the ``base`` of the latency.
         activation_field: name of the request field that disables the activation on vLLM; other names have no effect.
@@ -157,7 +156,6 @@ class Scoring(Policy):
     """
 
     labels: tuple[str, ...] = ()
-    max_items: int | None = Field(default=None, ge=1)
     max_tokens: int = Field(default=8192, ge=1)
     per_item: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"

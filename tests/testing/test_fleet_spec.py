@@ -24,7 +24,7 @@ from qreward.testing.spec import read_spec
     [
         ({"max_concurency": 4}, r"max_concurency.*did you mean 'max_concurrency'"),
         ({"faults": {"error_502": 0.1}}, r"error_502.*did you mean 'error_50"),
-        ({"scoring": {"max_item": 3}}, "did you mean 'max_items'"),
+        ({"scoring": {"max_token": 3}}, "did you mean 'max_tokens'"),
         ({"kind": "tgi"}, "kind"),
         ({"faults": {"reset": 0.6, "hang": 0.5}}, "more than 1"),
         ({"phases": [{"behaviour": "dead", "start": 2, "end": 1}]}, "end must be later"),

@@ -29,6 +29,9 @@ QUIET = 5.0
 Route = Callable[[int, bool], RouteState]
 """Function that returns the state of a batch's routes. It takes the number of items that are left, and whether a reason is wanted."""
 
+INTERVAL = 0.25
+"""Seconds between two drawings of a bar, and between two calls of a function."""
+
 _log = logging.getLogger("qreward")
 
 
@@ -78,6 +81,10 @@ class Progress:
     why: str = ""
 
 
+View = Callable[[Progress, bool], float]
+"""Shows the progress, for the last time if the second argument is True. Returns the seconds until it is to be shown again."""
+
+
 def start_progress(
     wanted: bool | Literal["plain"] | Callable[[Progress], object] | None,
     total: int | None = None,
@@ -97,7 +104,7 @@ class ProgressMeter:
 
     def __init__(
         self,
-        view: _Plain | _Lines | _Bar,
+        view: View,
         total: int | None,
         route: Route | None,
         prices: Mapping[str, tuple[float, float]],
@@ -110,6 +117,7 @@ class ProgressMeter:
         self._cost = 0.0
         self._latencies = Quantiles(fade_after=1000)
         self._troubled = self._closed = False
+        self._interval = INTERVAL
         self._began = self._due = self._moved_at = clock()
         self._quiet_since: float | None = None  # when the last item had ended at the time at which the reason was shown
 
@@ -149,16 +157,21 @@ class ProgressMeter:
             self._quiet_since = self._moved_at if is_quiet else self._quiet_since
             self._show(now)
 
-    def _show(self, now: float) -> None:
-        if not self._closed:
-            self._safely(self._view.show)
-        self._due = now + self._view.interval
+    def _show(self, now: float, *, last: bool = False) -> None:
+        if self._closed:
+            return
+        self._closed = last
+        try:
+            self._interval = self._view(self.snapshot(), last)
+        except Exception:  # a closed terminal or the user's function must not end the batch
+            if not self._troubled:
+                self._troubled = True
+                _log.warning("progress could not be shown; the batch goes on (logged once per batch)", exc_info=True)
+        self._due = now + self._interval
 
     def close(self) -> None:
         """Show the final counts. Further calls do nothing."""
-        if not self._closed:
-            self._closed = True
-            self._safely(self._view.close)
+        self._show(self._clock(), last=True)
 
     def snapshot(self) -> Progress:
         now = self._clock()
@@ -166,25 +179,16 @@ class ProgressMeter:
         done = self._counts["ok"] + self._counts["failed"]
         left = 0 if self._total is None else max(0, self._total - done)
         state = RouteState() if self._route is None else self._route(left, quiet >= QUIET)
+        counts: dict[str, Any] = self._counts | state._asdict()
+        counts["eta"] = _widened(state.eta, left * elapsed / done if done else None, quiet) if left else None
         return Progress(
-            **self._counts,
+            **counts,
             done=done,
             total=self._total,
             elapsed=elapsed,
             p95=self._latencies.at(0.95),
             cost=self._cost if self._prices else None,
-            eta=_widened(state.done_in, left * elapsed / done if done else None, quiet) if left else None,
-            why=state.why,
-            **state.load._asdict(),
         )
-
-    def _safely(self, show: Callable[[Progress], None]) -> None:
-        try:
-            show(self.snapshot())
-        except Exception:  # a closed terminal or the user's function must not end the batch
-            if not self._troubled:
-                self._troubled = True
-                _log.warning("progress could not be shown; the batch goes on (logged once per batch)", exc_info=True)
 
 
 def _widened(eta: tuple[float, float] | None, so_far: float | None, quiet: float) -> tuple[float, float] | None:
@@ -195,11 +199,17 @@ def _widened(eta: tuple[float, float] | None, so_far: float | None, quiet: float
     return (least if quiet < most else quiet, max(most, quiet)) if most else None
 
 
-def _view(wanted: object, title: str) -> _Plain | _Lines | _Bar | None:
+def _view(wanted: object, title: str) -> View | None:
     if wanted is None:
         wanted = is_on(VARIABLE)
     if callable(wanted) and kind_of(wanted) is FunctionKind.THREADED:
-        return _Plain(0.25, wanted)
+        function = wanted
+
+        def call(progress: Progress, _last: bool) -> float:
+            function(progress)
+            return INTERVAL
+
+        return call
     if not isinstance(wanted, bool) and wanted != "plain":
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
     if not wanted or _is_another_rank():
@@ -213,50 +223,41 @@ def _view(wanted: object, title: str) -> _Plain | _Lines | _Bar | None:
     return _Lines(title, hint="; pip install 'qreward[progress]' for a bar") if bar is None else _Bar(bar, title)
 
 
-class _Plain:
-    """Passes the progress to a function: the user's function, or a function that displays the progress."""
-
-    def __init__(self, interval: float, function: Callable[[Progress], object]) -> None:
-        self.interval, self._function = interval, function
-
-    def show(self, progress: Progress) -> None:
-        self._function(progress)
-
-    close = show
-
-
 class _Lines:
     """Writes a line 2 seconds after the start, and then every 10 seconds."""
 
     def __init__(self, title: str, hint: str = "") -> None:
         self._title, self._hint = title, hint
         self._begun = False
-        self.interval = 2.0
 
-    def show(self, progress: Progress) -> None:
-        if self._begun or progress.why:  # at the start there is nothing to report
-            self.close(progress)
-            self.interval = 10.0
-        self._begun = True
-
-    def close(self, progress: Progress) -> None:
+    def __call__(self, progress: Progress, last: bool) -> float:
+        begun, self._begun = self._begun, True
+        if not (begun or last or progress.why):  # at the start there is nothing to report
+            return 2.0
         text, self._hint = _line(self._title, progress) + self._hint, ""
         if _log.hasHandlers():
             _log.info("%s", text)
         elif sys.stderr is not None:
             sys.stderr.write(f"{text}\n")
+        return 10.0
 
 
 class _Bar:
     """A tqdm bar with those details after the rate that fit into the line. tqdm cuts off what is too long."""
 
-    interval = 0.25
-
     def __init__(self, kind: Any, title: str) -> None:
         self._kind, self._title = kind, title
         self._bar: Any = None
 
-    def show(self, progress: Progress) -> None:
+    def __call__(self, progress: Progress, last: bool) -> float:
+        try:
+            self._draw(progress)
+        finally:
+            if last and self._bar is not None:
+                self._bar.close()
+        return INTERVAL
+
+    def _draw(self, progress: Progress) -> None:
         if self._bar is None:  # if mininterval and miniters are 0, tqdm draws on each update
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
@@ -276,13 +277,6 @@ class _Bar:
             self._bar.update(new)
         else:
             self._bar.refresh()
-
-    def close(self, progress: Progress) -> None:
-        try:
-            self.show(progress)
-        finally:
-            if self._bar is not None:
-                self._bar.close()
 
 
 def _bar() -> Any:

@@ -21,20 +21,14 @@ _RAISE: Any = object()
 CAUSES = 3  # number of errors that the message of a ``BatchFailed`` names
 
 
-class RouteLoad(NamedTuple):
-    """The load of a route's endpoints at one moment; ``window`` is how many requests the endpoints in service may have in flight."""
+class RouteState(NamedTuple):
+    """The fields of ``Progress`` that the endpoints of a batch's routes determine."""
 
     in_flight: int = 0
     window: int = 0
-    down: int = 0  # endpoints that are out of service
+    down: int = 0
     endpoints: int = 0
-
-
-class RouteState(NamedTuple):
-    """The load of a batch's routes, the least and most seconds in which its rest is expected to be done, and why nothing moves."""
-
-    load: RouteLoad = RouteLoad()
-    done_in: tuple[float, float] | None = None
+    eta: tuple[float, float] | None = None
     why: str = ""
 
 

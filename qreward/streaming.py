@@ -90,9 +90,6 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
     def __init__(self, stream: StreamHandle[Any], show: Callable[[Any], T_co | None]) -> None:
         self._stream, self._show = stream, show
 
-    def __aiter__(self) -> StreamReader[T_co]:
-        return self
-
     async def __anext__(self) -> T_co:
         try:
             waiter = self._stream._open()

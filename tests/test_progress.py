@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from qreward import ConfigError, ServerError
 from qreward.progress import Progress, ProgressMeter, details, start_progress
 from qreward.records import AttemptRecord, PromptTokensDetails, Usage
-from qreward.results import Result, RouteLoad, RouteState
+from qreward.results import Result, RouteState
 
 
 class Said:
@@ -108,8 +108,8 @@ def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> Progress
 def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     seen: list[Progress] = []
     clock = Clock()
-    load = RouteLoad(3, 8, 1, 2)
-    meter = meter_of(seen.append, clock=clock, route=lambda *_: RouteState(load), prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
+    load = RouteState(3, 8, 1, 2)
+    meter = meter_of(seen.append, clock=clock, route=lambda *_: load, prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
     meter.expect(10)
     meter.add(good(usage=Usage(1000, 200, 1200, PromptTokensDetails(400))))
     meter.add(good(endpoint="b", usage=Usage(10, None, 10)))
@@ -139,9 +139,7 @@ def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(st
     """A refresh shows what is under way while nothing is done."""
     clock, loads = Clock(), count()
     calls: list[tuple[float, Progress]] = []
-    meter = meter_of(
-        lambda progress: calls.append((clock.now, progress)), clock=clock, route=lambda *_: RouteState(RouteLoad(next(loads), 100))
-    )
+    meter = meter_of(lambda progress: calls.append((clock.now, progress)), clock=clock, route=lambda *_: RouteState(next(loads), 100))
     for seconds, what in steps:
         clock.now += seconds
         if what == "refresh":
@@ -194,15 +192,15 @@ def test_a_bar_is_drawn_on_a_terminal_also_while_nothing_gets_done(monkeypatch: 
     terminal, threads = screen(monkeypatch, terminal=True), threading.active_count()
     meter_of(True).close()
     assert "0req" in terminal.drawn[-1]  # without a total, and although nothing was done
-    terminal, clock, load = screen(monkeypatch, terminal=True), Clock(), RouteLoad(1, 96)
-    meter = meter_of(True, 40, title="judge-7b", clock=clock, route=lambda *_: RouteState(load), prices={"a": (100.0, 100.0)})
+    terminal, clock, load = screen(monkeypatch, terminal=True), Clock(), RouteState(1, 96)
+    meter = meter_of(True, 40, title="judge-7b", clock=clock, route=lambda *_: load, prices={"a": (100.0, 100.0)})
     assert terminal.drawn == []
     meter.refresh()
     assert "judge-7b:   0%" in terminal.drawn[0]
     for _ in range(10):
         clock.now += 0.1
         meter.add(good(seconds=1.9, usage=Usage(100, 42, 142)))
-    load = RouteLoad(64, 96)
+    load = RouteState(64, 96)
     clock.now += 1.0
     meter.refresh()
     assert "64/96 in flight" in terminal.drawn[-1]
@@ -239,7 +237,7 @@ def test_without_a_terminal_a_line_is_logged_after_two_seconds_then_every_ten_an
     pipe = screen(monkeypatch, terminal=False)
     caplog.set_level(logging.INFO, "qreward")
     clock = Clock()
-    meter = meter_of(True, 400, title="judge-7b", clock=clock, route=lambda *_: RouteState(RouteLoad(5, 8)))
+    meter = meter_of(True, 400, title="judge-7b", clock=clock, route=lambda *_: RouteState(5, 8))
     for second in range(35):
         clock.now = 1000.0 + second
         meter.refresh()
@@ -297,7 +295,7 @@ def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(monkeypatch: pytes
         terminal = screen(monkeypatch, terminal=True)
         monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda columns=columns: lambda _: (columns, 24))
         clock = Clock()
-        meter = meter_of(True, 2000, title="x", clock=clock, route=lambda *_: RouteState(RouteLoad(8, 17, 1, 3)))
+        meter = meter_of(True, 2000, title="x", clock=clock, route=lambda *_: RouteState(8, 17, 1, 3))
         for number in range(600):
             clock.now += 0.01
             trail = (tried("transient"),) if number % 3 else (tried("cancelled", hedge=True),)

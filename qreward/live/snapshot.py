@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qreward.engine.batch import BatchWaiter, endpoint_stats
 from qreward.engine.driver import Engine, LoopDriver
-from qreward.results import EndpointState, EndpointStats, Explanation, ReasonCode, RouteLoad, RouteState, dollars
+from qreward.results import EndpointState, EndpointStats, Explanation, ReasonCode, RouteState, dollars
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source, standing
@@ -129,12 +129,6 @@ class Snapshot(_Part):
     why: list[str] = Field(description="one sentence for each kind of work that waits")
 
 
-COUNTS = (
-    "sent", "rejected", "failed", "server_errors", "retried", "hedged", "cancelled", "prompt_tokens", "output_tokens", "cached_tokens",
-)  # fmt: skip
-"""Counts of an endpoint that are fields of its tally."""
-
-
 class SnapshotMaker:
     """Makes the explanations and the snapshots of one client."""
 
@@ -161,9 +155,10 @@ class SnapshotMaker:
                 now = self._engine.clock()  # other work of the routes may go first
                 found = [(pool.done_in(now, left), pool.done_in(now, max(left, waiting_in(pool)))) for pool in chosen if left]
             bands = [(least[0], most[1]) for least, most in found if least is not None and most is not None]
-            done_in = (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
+            eta = (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
             why = "; ".join(each.text for each in self.explain(chosen) if each.is_stuck) if is_quiet else ""
-            return RouteState(RouteLoad(*map(sum, zip(*map(load_of, chosen), strict=True))), done_in, why)
+            in_flight, window, down, endpoints = map(sum, zip(*map(load_of, chosen), strict=True)) if chosen else (0, 0, 0, 0)
+            return RouteState(in_flight, window, down, endpoints, eta, why)
 
         return state
 
@@ -228,7 +223,7 @@ class SnapshotMaker:
 
     def _endpoint(self, now: float, source: Source, answers: float, tokens: float) -> EndpointSnapshot:
         tally, reason, endpoint = source.tally, reason_of(now, source), cast("Endpoint", source.endpoint)
-        counts = {name: getattr(tally, name) for name in COUNTS}
+        counts = {name: getattr(tally, name) for name in Totals.model_fields if hasattr(tally, name)}
         price, fault = self._prices.get(source.name), source.fault
         return EndpointSnapshot(
             name=source.name,
@@ -278,9 +273,9 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     return endpoint_stats(source.tally, source.latency, predicted_tokens=int(source.prefix_cache.predicted_tokens), state=state)
 
 
-def load_of(pool: Pool) -> RouteLoad:
-    """Return the load of a pool's sources. Slots of a source that is out of service do not count as capacity."""
+def load_of(pool: Pool) -> tuple[int, int, int, int]:
+    """Return the first four fields of a pool's ``RouteState``. Slots of a source that is out of service do not count as capacity."""
     sources = list(pool.sources)  # a copy, because another thread may change them
     well = [source for source in sources if source.health.in_service and source.down_since is None]
     in_flight = sum(source.inflight for source in sources)
-    return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))
+    return in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources)

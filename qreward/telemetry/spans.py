@@ -209,35 +209,27 @@ class CallWatcher:
         if call.metered:
             self._record_metrics(task, call, end, metadata, failure, now)
         if call.recording:
-            found = self._end_attributes(task, call, end, metadata, now)
-            if failure is not None:
-                found["error.type"] = failure
+            found = self._end_attributes(task, call, end, metadata, failure, now)
             if self._telemetry.capture_content:
                 longest, inference = self._telemetry.content_length, call.kind.inference
                 found |= messages_of(task, end, metadata.get("gen_ai.response.finish_reasons", ()), longest, with_output=inference)
             end_span(call.span, found, error)
 
-    def _end_attributes(self, task: Task, call: CallState, end: End, metadata: Attributes, now: float) -> Attributes:
-        found = {**self._params(task), "qreward.attempt.count": task.sends, "qreward.queue.wait_time": queued(task, now)}
-        if call.address is not None:
-            found |= call.address.attributes | call.kind.provider_at(call.address)
-        if task.sends > 1:
-            found["qreward.hedge.count"] = task.copies
-        if call.first is not None:
-            found["gen_ai.response.time_to_first_chunk"] = call.first
-            if isinstance(end, BaseException):
-                found["gen_ai.response.finish_reasons"] = ("error",)
-        if isinstance(end, Answer):
-            found |= metadata
-            if not call.merged:  # the span of a merged request records the tokens
-                found |= known(
-                    {
-                        "gen_ai.usage.input_tokens": end.prompt_tokens,
-                        "gen_ai.usage.output_tokens": end.output_tokens,
-                        "gen_ai.usage.cache_read.input_tokens": end.cached_tokens,
-                    }
-                )
-        return found
+    def _end_attributes(self, task: Task, call: CallState, end: End, metadata: Attributes, failure: str | None, now: float) -> Attributes:
+        where = {} if call.address is None else call.address.attributes | call.kind.provider_at(call.address)
+        found: Attributes = {
+            "qreward.attempt.count": task.sends,
+            "qreward.queue.wait_time": queued(task, now),
+            "qreward.hedge.count": task.copies if task.sends > 1 else None,
+            "gen_ai.response.time_to_first_chunk": call.first,
+            "gen_ai.response.finish_reasons": None if failure is None or call.first is None else ("error",),
+            "error.type": failure,
+        }
+        if isinstance(end, Answer) and not call.merged:  # the span of a merged request records the tokens
+            found["gen_ai.usage.input_tokens"] = end.prompt_tokens
+            found["gen_ai.usage.output_tokens"] = end.output_tokens
+            found["gen_ai.usage.cache_read.input_tokens"] = end.cached_tokens
+        return self._params(task) | where | known(found) | metadata
 
     def _params(self, task: Task) -> Attributes:
         params = getattr(task.payload, "params", None)

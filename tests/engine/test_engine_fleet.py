@@ -28,7 +28,7 @@ async def test_an_endpoint_out_of_service_counts_as_capacity_once_it_has_answere
 
     async with client_of(FakeWire(script), {"a": 2}) as client:
         batch, pool = begin(client, 20), client._runtime.fleet.pool(MODEL)
-        assert load_of(pool).window == 2
+        assert load_of(pool)[1] == 2
         await asyncio.sleep(20)
         tried.clear()
         await tried.wait()

@@ -11,9 +11,9 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import PROBE, Decide, DecisionReply, Dialect
+from qreward.codecs.decisions import MOST_KNOWN, PROBE, DecisionCodec, DecisionReply, Dialect
 from qreward.codecs.questions import DecisionInput
-from qreward.decisions import AnswerTable, check_questions
+from qreward.decisions import FoundAnswer, Question, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Single, result_of
@@ -35,16 +35,14 @@ REFUSED = "refused"
 the attempt has another ``outcome``."""
 TIMEOUT = 10.0
 """Maximum seconds for the small decision that shows a dialect."""
-MOST_MODELS = 4096
-"""Maximum number of models in ``DialectFinder.most``. There is a limit because callers may use any number of names of models."""
 
 
-class DialectFinder:
-    """Finds and remembers the dialects of a client's endpoints. ``most`` has the largest number of questions in a request that all
-    endpoints of a model accept, and ``works`` whether its servers answer with probabilities, as far as it is known."""
+class DialectFinder(DecisionCodec):
+    """Finds the dialects of a client's endpoints. ``most`` has the largest number of questions in a request that all endpoints of a model
+    accept, and ``works`` whether its servers answer with probabilities, as far as it is known."""
 
     def __init__(self) -> None:
-        self.decide = Decide(self._learned)
+        super().__init__()
         self.most: dict[str, int] = {}
         self.works: dict[str, bool] = {}
         self._asked: dict[tuple[LoopDriver, str], asyncio.Task[None]] = {}
@@ -54,33 +52,34 @@ class DialectFinder:
         self.most.clear()
         self.works.clear()
 
-    def _learned(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+    def remember(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+        super().remember(endpoint, model, dialect)
         self.most.clear()
         LOG.debug("endpoint %r, model %r: speaks the dialect %r of decisions", endpoint.name, model, dialect.name)
 
-    def most_questions(self, pool: Pool, model: str) -> int:
+    def most_at(self, pool: Pool, model: str) -> int:
         known = self.most.get(model)
-        return self.decide.most_questions(_endpoints_of(pool), model) if known is None else known
+        return self.most_questions(_endpoints_of(pool), model) if known is None else known
 
     async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None, *, works: bool = False) -> None:
         """Send a small decision, unless an endpoint has shown its dialect, and wait for it, at most ``seconds`` or ``TIMEOUT``. Concurrent
         calls share it. The other endpoints show their dialect with their first decision. ``works`` sends it until ``works`` is known."""
         endpoints, key = _endpoints_of(pool), (driver, model)
-        if (works and model not in self.works) or not any(self.decide.is_certain(endpoint, model) for endpoint in endpoints):
+        if (works and model not in self.works) or not any(self.is_certain(endpoint, model) for endpoint in endpoints):
             if key not in self._asked:
                 task = self._asked[key] = driver.loop.create_task(self._ask(driver, pool, model), context=Context())
                 task.add_done_callback(report_error)
                 task.add_done_callback(lambda _: self._asked.pop(key, None))
             await asyncio.wait([self._asked[key]], timeout=min(TIMEOUT, inf if seconds is None else seconds))
-        if any(self.decide.is_certain(endpoint, model) for endpoint in endpoints):
-            if len(self.most) >= MOST_MODELS:
+        if any(self.is_certain(endpoint, model) for endpoint in endpoints):
+            if len(self.most) >= MOST_KNOWN:
                 self.most.clear()
-            self.most[model] = self.decide.most_questions(endpoints, model)
+            self.most[model] = self.most_questions(endpoints, model)
 
     async def _ask(self, driver: LoopDriver, pool: Pool, model: str) -> None:
         waiter, options = Single(driver), request_options({}, TIMEOUT)
-        result = await waiter.result(options.task(WireRequest(self.decide, model, PROBE, {}, None), pool, waiter, 0))
-        if len(self.works) >= MOST_MODELS:
+        result = await waiter.result(options.task(WireRequest(self, model, PROBE, {}, None), pool, waiter, 0))
+        if len(self.works) >= MOST_KNOWN:
             self.works.clear()
         if result.error is None or isinstance(result.error, BadRequest | InvalidResponse):
             self.works[model] = result.ok and not result.value.errors
@@ -103,7 +102,6 @@ def divided(call: WireRequest, most: int) -> list[WireRequest]:
 
 
 def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
-    """Divide items into parts of about the same size with at most ``most`` items each."""
     count = -(-len(items) // most)
     ends = [len(items) * place // count for place in range(count + 1)]
     return [items[begin:end] for begin, end in pairwise(ends)]
@@ -119,27 +117,24 @@ def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRe
 def joined(calls: Sequence[WireRequest], outcomes: Sequence[DecisionReply | QRewardError]) -> DecisionReply | QRewardError:
     """Join the outcomes of all parts into one decision. The questions of a failed part have the error of the part."""
     replies = [outcome for outcome in outcomes if isinstance(outcome, DecisionReply)]
-    tables = []
+    if not replies:
+        return outcomes[0]
+    questions, found = list[Question](), list[FoundAnswer | QRewardError]()
     for call, outcome in zip(calls, outcomes, strict=True):
-        if isinstance(outcome, QRewardError):
-            if not replies:
-                return outcome
-            questions = call.inputs.questions
-            tables.append(AnswerTable.of(questions, [outcome] * len(questions)))
-        else:
-            tables.append(outcome.table)
-    return DecisionReply(AnswerTable.joined(tables), replies[0].model, reduce(added, [reply.usage for reply in replies]))
+        questions += call.inputs.questions
+        found += [outcome] * len(call.inputs.questions) if isinstance(outcome, QRewardError) else outcome.found
+    return DecisionReply(tuple(questions), found, replies[0].model, reduce(added, [reply.usage for reply in replies]))
 
 
 def decision_preparer(
-    decide: Decide, given: Mapping[str, Any], params: Mapping[str, Any], model: str, min_label_mass: float, questions: object = None
+    codec: DecisionCodec, given: Mapping[str, Any], params: Mapping[str, Any], model: str, min_label_mass: float, questions: object = None
 ) -> Callable[[Any], WireRequest]:
     """Return a function that makes the request for one item. The arguments that all items share are checked once, here."""
     if type(min_label_mass) not in (int, float) or not 0 <= min_label_mass <= 1:
         raise ConfigError(f"min_label_mass must be a number from 0 to 1, not {min_label_mass!r}")
     group: Any = given.get("group")
     of_input = (lambda inputs: group(inputs[0])) if callable(group) else group
-    prepare = preparer(decide, model, params, **{**given, "group": of_input})
+    prepare = preparer(codec, model, params, **{**given, "group": of_input})
     checked = None if questions is None else check_questions(questions)
 
     def request(item: Any) -> WireRequest:
@@ -157,14 +152,14 @@ def decision_preparer(
 class DividedItem:
     """Collects the results of an item that is sent in parts. A part may be divided again."""
 
-    __slots__ = ("ended", "failed", "index", "under_way")
+    __slots__ = ("ended", "failed", "places")
 
-    def __init__(self, index: int, under_way: int = 0) -> None:
-        self.index, self.under_way = index, under_way
+    def __init__(self) -> None:
+        self.places: dict[Task, int] = {}  # each request under way, and the place of its first question in the item
         self.ended: list[tuple[int, WireRequest, Result[Any], DecisionReply | QRewardError]] = []
         self.failed: list[AttemptRecord] = []
 
-    def result(self) -> Result[Any]:
+    def result(self, index: int) -> Result[Any]:
         """Return the result of the item. All requests of the item must have ended."""
         _, calls, results, outcomes = zip(*sorted(self.ended, key=lambda each: each[0]), strict=True)
         joint = joined(calls, outcomes)
@@ -173,8 +168,8 @@ class DividedItem:
         trail = (*self.failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
         queued = min(each.queued for each in results)
         if isinstance(joint, QRewardError):
-            return Result(self.index, None, joint, last.endpoint, 0.0, queued, trail)
-        return Result(self.index, joint, None, last.endpoint, last.latency, queued, trail)
+            return Result(index, None, joint, last.endpoint, 0.0, queued, trail)
+        return Result(index, joint, None, last.endpoint, last.latency, queued, trail)
 
 
 class DecisionBatch(BatchWaiter):
@@ -187,7 +182,7 @@ class DecisionBatch(BatchWaiter):
     def __init__(self, *args: Any, most: Callable[[], int], waited: float, is_call: bool = False) -> None:
         super().__init__(*args)
         self._most, self._waited, self._is_call = most, waited, is_call
-        self._parts: dict[Task, tuple[DividedItem, int]] = {}  # the item of a part, and the place of its first question in the item
+        self._divided: dict[int, DividedItem] = {}  # by index
 
     def _late(self, why: str) -> QRewardError:
         return RequestTimeout(f"no answer within the timeout of {self._deadline:g} s; {why}") if self._is_call else super()._late(why)
@@ -198,21 +193,20 @@ class DecisionBatch(BatchWaiter):
             super()._put(index, payload)
             return
         feed = self._feed
-        for task in self._tasks(DividedItem(index), 0, calls, self._request_options.timeout):
+        for task in self._tasks(index, 0, calls, self._request_options.timeout):
             feed.read(task)
         if feed.left is not None:
             with self.driver.engine.lock:
                 feed.left += len(calls) - 1
 
-    def _tasks(self, item: DividedItem, place: int, calls: list[WireRequest], timeout: float | None) -> list[Task]:
-        tasks = []
+    def _tasks(self, index: int, place: int, calls: list[WireRequest], timeout: float | None) -> list[Task]:
+        item, tasks = self._divided.setdefault(index, DividedItem()), []
         for call in calls:
-            task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
+            task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, index)
             self._live[task] = None
-            self._parts[task] = item, place
+            item.places[task] = place
             place += len(call.inputs.questions)
             tasks.append(task)
-        item.under_way += len(tasks)
         return tasks
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
@@ -231,24 +225,18 @@ class DecisionBatch(BatchWaiter):
         if not calls:
             return False
         self._tallies.add(result)
-        item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index, under_way=1), 0)
-        item.under_way -= 1
+        item = self._divided.setdefault(task.index, DividedItem())
         item.failed += result.attempts
+        place = item.places.pop(task, 0)
         left = None if task.deadline == inf else max(task.deadline - self.driver.engine.clock(), 1e-3)
-        self.driver.refill(self._feed, self._tasks(item, place, calls, left))
+        self.driver.refill(self._feed, self._tasks(task.index, place, calls, left))
         return True
 
     def _end_task(self, task: Task, result: Result[Any], reply: DecisionReply | None = None) -> None:
         self._tallies.add(result)
-        if task in self._parts:
-            item, place = self._parts.pop(task)
-            item.under_way -= 1
-            item.ended.append((place, task.payload, result, reply or cast("QRewardError", result.error)))
-            if item.under_way:
+        if (item := self._divided.get(task.index)) is not None:
+            item.ended.append((item.places.pop(task), task.payload, result, reply or cast("QRewardError", result.error)))
+            if item.places:
                 return
-            result = item.result()
+            result = self._divided.pop(task.index).result(task.index)
         self._settle(result)
-
-    def _drop_unstarted(self) -> None:
-        super()._drop_unstarted()
-        self._parts = {task: part for task, part in self._parts.items() if task in self._live}

@@ -8,8 +8,6 @@ from functools import cached_property
 from string import ascii_uppercase
 from typing import overload
 
-import msgspec
-
 from qreward.errors import ConfigError, QRewardError
 from qreward.records import Usage
 from qreward.spelling import did_you_mean
@@ -231,10 +229,7 @@ class DecisionAnswer:
         If the server reports none, the confidence is the probability of the most probable option, multiplied by ``label_mass`` if
         ``label_mass`` is known.
         """
-        numbers = self._numbers()
-        if self._confidence is not None:
-            return self._confidence
-        return max(numbers) * (1.0 if self._label_mass is None else self._label_mass)
+        return confidence_of((self._numbers(), self._label_mass, self._confidence))
 
     @property
     def label_mass(self) -> float | None:
@@ -255,61 +250,29 @@ FoundAnswer = tuple[tuple[float, ...], float | None, float | None]
 """The probabilities of the answer to one question, its label mass, and its confidence; None for what the server does not report."""
 
 
-def too_improbable(label_mass: float | None, least: float) -> str:
-    """Return why an answer with a label mass is no answer; ``""`` if the label mass is at least ``least`` or unknown."""
-    if label_mass is None or label_mass >= least:
-        return ""
+def confidence_of(found: FoundAnswer) -> float:
+    probabilities, label_mass, confidence = found
+    if confidence is not None:
+        return confidence
+    return max(probabilities) * (1.0 if label_mass is None else label_mass)
+
+
+def answers_of(questions: Sequence[Question], found: Sequence[FoundAnswer | QRewardError]) -> tuple[DecisionAnswer, ...]:
+    """Return the answers for a caller. ``found`` has one answer or error for each question."""
+    answers = []
+    for question, each in zip(questions, found, strict=True):
+        if isinstance(each, QRewardError):
+            answers.append(DecisionAnswer(question, error=each))
+        else:
+            probabilities, label_mass, confidence = each
+            answers.append(DecisionAnswer(question, probabilities, label_mass=label_mass, confidence=confidence))
+    return tuple(answers)
+
+
+def too_improbable(label_mass: float, least: float) -> str:
+    """Return why an answer with a label mass below ``least`` is no answer."""
     told = f"all options together have a probability of {label_mass:.4g}"
     return f"{told}, which is less than min_label_mass={least:g}: the model would answer something else"
-
-
-class AnswerTable(msgspec.Struct, frozen=True):
-    """Holds the answers to several questions as columns of numbers, because most callers only compute sums of these numbers."""
-
-    questions: tuple[Question, ...]
-    probabilities: tuple[float, ...]
-    label_masses: tuple[float | None, ...]
-    confidences: tuple[float, ...]
-    errors: Mapping[int, QRewardError] = {}
-
-    @classmethod
-    def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
-        """Return a table. ``found`` has one answer or error for each question."""
-        flat: list[float] = []
-        masses: list[float | None] = []
-        confidences, errors = list[float](), dict[int, QRewardError]()
-        for each in found:
-            if isinstance(each, QRewardError):
-                errors[place := len(masses)] = each
-                each = (0.0,) * len(questions[place].options), None, None  # noqa: PLW2901 - keeps the places of the other answers
-            numbers, mass, confidence = each
-            flat += numbers
-            masses.append(mass)
-            confidences.append(max(numbers) * (1.0 if mass is None else mass) if confidence is None else confidence)
-        return cls(questions, tuple(flat), tuple(masses), tuple(confidences), errors)
-
-    @classmethod
-    def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
-        errors, begin = dict[int, QRewardError](), 0
-        for table in tables:
-            errors |= {begin + place: error for place, error in table.errors.items()}
-            begin += len(table.questions)
-        return cls(
-            tuple([each for table in tables for each in table.questions]),
-            tuple([each for table in tables for each in table.probabilities]),
-            tuple([each for table in tables for each in table.label_masses]),
-            tuple([each for table in tables for each in table.confidences]),
-            errors,
-        )
-
-    def answers(self) -> tuple[DecisionAnswer, ...]:
-        found, end = [], 0
-        for question, mass, sure in zip(self.questions, self.label_masses, self.confidences, strict=True):
-            begin, end = end, end + len(question.options)
-            found.append(DecisionAnswer(question, self.probabilities[begin:end], label_mass=mass, confidence=sure))
-        for place, error in self.errors.items():
-            found[place] = DecisionAnswer(self.questions[place], error=error)
-        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Runtime:
         if model not in dialects.most:
             request_options = await self._find_dialects(pool, model, request_options)
             began = self.clock()
-        most = partial(dialects.most_questions, pool, model)
+        most = partial(dialects.most_at, pool, model)
         if (count := len(call.inputs.questions)) <= most():
             result = await self.one(call, request_options)
             if result.error is None or not smaller(call, result.error, result.attempts, most()):
@@ -230,7 +230,7 @@ class Runtime:
         self.request_options(given)
         if model not in self.dialects.most:
             await self.dialects.find(self.engine.driver(), pool, model, deadline)
-        most, waited = partial(self.dialects.most_questions, pool, model), self.clock() - began
+        most, waited = partial(self.dialects.most_at, pool, model), self.clock() - began
         return await self.batch(DecisionBatch, prepare, model, items, given, most=most, waited=waited).run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:

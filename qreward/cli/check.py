@@ -195,7 +195,7 @@ def _row(each: dict[str, Any]) -> dict[str, str]:
 API_MODELS = "/models"
 """Path under ``base_url``. All others are under the root of the server."""
 _NIM_READY = "/v1/health/ready"
-STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS, _NIM_READY)
+STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", SLOTS, _NIM_READY)
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
@@ -266,7 +266,7 @@ class Examination:
             "latency": None if self.seconds is None else round(self.seconds, 4),
             "models": list(load.models),
             "patterns": self.patterns,
-            "limits": {name: value for name, value in msgspec.structs.asdict(load.limits).items() if value is not None},
+            "limits": load.limits,
             "running": load.running,
             "waiting": load.waiting,
             "verify": self.endpoint.verify,

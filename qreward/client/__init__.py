@@ -344,7 +344,7 @@ class QRewardClient:
             ...     return decision[0].probability, decision[1].score
         """
         given, params = arguments_of(ChatOptions, options)
-        call = decision_preparer(self._runtime.dialects.decide, given, params, model, min_label_mass)((input, questions))
+        call = decision_preparer(self._runtime.dialects, given, params, model, min_label_mass)((input, questions))
         return await self._runtime.decide(call, self._runtime.request_options(given))
 
     async def batch_decide(
@@ -376,7 +376,7 @@ class QRewardClient:
             ...     return [result.value[0].probability if result.ok else None for result in batch]
         """
         given, params = arguments_of(ChatBatchOptions, options)
-        prepare = decision_preparer(self._runtime.dialects.decide, given, params, model, min_label_mass, questions)
+        prepare = decision_preparer(self._runtime.dialects, given, params, model, min_label_mass, questions)
         return await self._runtime.decide_many(prepare, model, batch_items("inputs", inputs), given)
 
     async def embeddings(

@@ -28,7 +28,6 @@ from qreward.codecs.questions import (
     valid_input,
 )
 from qreward.decisions import (
-    AnswerTable,
     Choice,
     Decision,
     DecisionAnswer,
@@ -37,6 +36,7 @@ from qreward.decisions import (
     Question,
     Score,
     YesNo,
+    answers_of,
     too_improbable,
 )
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
@@ -50,20 +50,21 @@ SUM_TOLERANCE = 0.02
 """Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
 _ROUNDING = 1e-6  # maximum rounding error of one probability
 _FLOAT32_ROUNDING = 1e-3  # maximum rounding error of a log probability, and of a sum of their exponentials
-_MOST_TUPLES, _MOST_QUESTIONS = 64, 4096  # that are cached
+_MOST_QUESTIONS = 4096  # that are cached
 _DECLINED = "the model declined to answer"
 
 
 class DecisionReply(msgspec.Struct):
-    """Holds the answers to a request for decisions, or to all parts of a divided one. Implements ``qreward.results.Answered``."""
+    """Holds the answers to a request for decisions, or to all parts of a divided one. ``found`` has the answer to each question."""
 
-    table: AnswerTable
+    questions: tuple[Question, ...]
+    found: Sequence[FoundAnswer | QRewardError]
     model: str
     usage: Usage | None = None
 
     @property
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        return self.table.answers()
+        return answers_of(self.questions, self.found)
 
     def text(self) -> str:
         return ""
@@ -93,19 +94,15 @@ class Dialect(ABC):
 
     name: str
     path: str
-    native: ClassVar[bool] = False
     most_questions = 64
     most_options = 26
     types: ClassVar[Types]
     input_member: ClassVar[str] = "input"
-    questions_member: ClassVar[str] = "questions"
     reserved: ClassVar[frozenset[str]] = frozenset({"model", "input", "questions"})
 
-    def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
-        self.extra = extra or {}
-        # by ids, because a question may hold a list; the entries refer to what they encode, so that nothing else gets the same id
+    def __init__(self) -> None:
+        # by ids, because a question may hold a list; an entry refers to its question, so that nothing else gets the same id
         self._cache: dict[int, _Encoded] = {}
-        self._written: dict[int, tuple[tuple[Question, ...], bytes]] = {}
 
     @abstractmethod
     def write(self, question: Question) -> Any:
@@ -121,16 +118,17 @@ class Dialect(ABC):
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request."""
-        params, (given, questions, _) = self.params_of(call), call.inputs
-        beginning = jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)[:-1]
-        return b'%b,"%b":%b}' % (beginning, self.questions_member.encode(), self.written(questions))
+        self.check(call)
+        given, questions, _ = call.inputs
+        beginning = jsonio.write(model, self.input_member, self.input_of(given), call.params, all_text=True)[:-1]
+        written = [self.encoded(question, place).json for place, question in enumerate(questions)]
+        return b'%b,"questions":%b}' % (beginning, self.join(written))
 
-    def params_of(self, call: WireRequest) -> Mapping[str, Any]:
+    def check(self, call: WireRequest) -> None:
         if call.params and (taken := self.reserved & call.params.keys()):
             raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(call.inputs.questions) > self.most_questions:
             raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(call.inputs.questions)}")
-        return {**self.extra, **call.params} if self.extra else call.params
 
     def input_of(self, given: Input) -> Any:
         """Return the input in the form that the API takes. By default, this form is one text."""
@@ -141,15 +139,6 @@ class Dialect(ABC):
 
     def keys_of(self, question: Question) -> list[Any]:
         return unique_names(question.options) if isinstance(question, Choice) else list(labels_of(question))
-
-    def written(self, questions: tuple[Question, ...]) -> bytes:
-        found = self._written.get(id(questions))
-        if found is None:
-            if len(self._written) >= _MOST_TUPLES:
-                self._written.clear()
-            json = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
-            found = self._written[id(questions)] = questions, json
-        return found[1]
 
     def encoded(self, question: Question, place: int = 0) -> _Encoded:
         """Return the JSON of a question and the keys of its options, which are cached."""
@@ -193,7 +182,7 @@ class Dialect(ABC):
             raise Malformed(f"the answer has no valid answer to any question: {faults[0]}")
         model = document.get("model")
         named = model if isinstance(model, str) and model else call.model
-        return DecisionReply(AnswerTable.of(questions, found), named, jsonio.usage_of(document.get("usage")))
+        return DecisionReply(questions, found, named, jsonio.usage_of(document.get("usage")))
 
     def check_type(self, question: Question, kind: object) -> None:
         if kind != self.types[type(question)]:
@@ -202,7 +191,7 @@ class Dialect(ABC):
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         given, questions, _ = call.inputs
         size = len(given) if isinstance(given, str) else sum([len(message["content"]) for message in given])
-        return (size + len(self.written(questions))) / CHARS_PER_TOKEN, float(len(questions))
+        return (size + sum([len(self.encoded(question).json) for question in questions])) / CHARS_PER_TOKEN, float(len(questions))
 
     validate = staticmethod(valid_input)
 
@@ -345,12 +334,8 @@ class SGLangDialect(Dialect):
 
 
 class SystemOneDialect(SGLangDialect):
-    """Asks for decisions with the System One API. vLLM takes at most 26 options, and SGLang takes at most 255.
-
-    vLLM reports the label mass in ``diagnostics``, and SGLang reports it in the answer as ``x_label_mass``. Neither reports it for
-    checkpoints that were trained for decisions. The ``confidence`` of a response is ignored, because the servers compute it differently
-    (vLLM: probability times label mass; SGLang: distance from a uniform guess).
-    """
+    """Asks for decisions with the System One API. vLLM reports the label mass in ``diagnostics``, and SGLang in the answer. Their
+    ``confidence`` is ignored, because vLLM multiplies it by the label mass, and SGLang measures it from a uniform guess."""
 
     name = "systemone"
     path = "/systemone"
@@ -397,17 +382,22 @@ class GenerativeScoringDialect(Dialect):
     path = "/generative_scoring"
     native = True
     input_member = "query"
-    questions_member = "items"
     types: ClassVar[Types] = {YesNo: "yes_no"}
     reserved = frozenset({"model", "query", "items", "label_token_ids", "apply_softmax", "item_first"})
 
-    def __init__(self, labels: tuple[int, int] | None = None) -> None:
-        super().__init__({"label_token_ids": labels, "apply_softmax": True})
+    def __init__(self, labels: tuple[int, int]) -> None:
+        super().__init__()
+        self._labels = labels
 
     def write(self, question: Question) -> str:
-        if self.extra["label_token_ids"] is None:
-            raise BadRequest(f"{self.path} needs the ids of the tokens for yes and no; set Endpoint(decision_labels=(yes, no))")
         return f"\n\n{asked(question)}\nAnswer:"
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        self.check(call)
+        given, questions, _ = call.inputs
+        items = [self.encoded(question, place).written for place, question in enumerate(questions)]
+        params = {"items": items, "label_token_ids": self._labels, "apply_softmax": True, **call.params}
+        return jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
         found = document.get("data")
@@ -440,20 +430,22 @@ class ChatDialect(Dialect):
     reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
 
     def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0]) -> None:
-        super().__init__({"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra})
+        super().__init__()
+        self._usual = {"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra}
 
     def write(self, question: Question) -> str:
         return asked(question)
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        params, given, question = self.params_of(call), call.inputs.input, self.encoded(call.inputs.questions[0]).written
+        self.check(call)
+        given, question = call.inputs.input, self.encoded(call.inputs.questions[0]).written
         first: list[dict[str, str]] = []
         if not isinstance(given, str):
             first = given[:1] if len(given) > 1 and given[0]["role"] == "system" else []
             given = as_text(given[len(first) :])
-        length = {} if "max_completion_tokens" in params else {"max_tokens": 1}
+        length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
         messages = [*first, {"role": "user", "content": f"{given}\n\n{question}"}]
-        return jsonio.write(model, "messages", messages, {**length, **params}, all_text=True)
+        return jsonio.write(model, "messages", messages, {**length, **self._usual, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")
@@ -527,7 +519,7 @@ DIALECTS: Mapping[str, Callable[[Endpoint], Sequence[Dialect]]] = {
 }
 """Name of a dialect -> its forms for an endpoint, in the order in which they are tried."""
 ORDER: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "systemone", "chat"), "sglang": ("sglang", "systemone", "chat")}
-"""Kind of an endpoint -> the dialects to try, the first one first."""
+"""Kind of an endpoint -> the only dialects to try, the first one first."""
 
 PROBE = DecisionInput(
     [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
@@ -538,19 +530,17 @@ NO_SUCH_PATH = frozenset({404, 405, 501})
 OTHER_BODY = frozenset({400, 422})
 """HTTP statuses of responses from servers that expect another form of the body."""
 MOST_KNOWN = 8192
-"""Maximum number of pairs of endpoint and model that are remembered. A full table is emptied. There is a limit because callers choose the
-names of models."""
+"""Maximum number of entries in a table by model, because callers choose the names of models. A full table is emptied."""
 
 
-class Decide(Unbound):
-    """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
-    ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
+class DecisionCodec(Unbound):
+    """The codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``. It remembers the dialect of each pair of endpoint and model,
+    in which the request is then encoded."""
 
     name = "decide"
 
-    def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
-        self._learned = learned
-        self._known: dict[tuple[str, ...], Dialect] = {}
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Dialect] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
         """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet, or must use another one."""
@@ -594,7 +584,6 @@ class Decide(Unbound):
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[_key_of(endpoint, model)] = dialect
-        self._learned(endpoint, model, dialect)
 
     def advice(self, endpoint: Endpoint, model: str, sent: Dialect, error: Exception) -> str:
         """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""
@@ -616,8 +605,8 @@ def refuses_body(error: Exception) -> bool:
     return status_of(error) in OTHER_BODY or isinstance(error, InvalidResponse)
 
 
-def _key_of(endpoint: Endpoint, model: str) -> tuple[str, ...]:
-    return endpoint.name, endpoint.base_url, endpoint.kind, model
+def _key_of(endpoint: Endpoint, model: str) -> tuple[object, ...]:
+    return endpoint.name, endpoint.base_url, endpoint.kind, endpoint.decision_labels, model
 
 
 def status_of(error: Exception) -> int:

@@ -505,22 +505,10 @@ class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
 
 
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
-    return EndpointStats(
-        sent=counters.sent,
-        answered=counters.ok,
-        rejected=counters.rejected,
-        retried=counters.retried,
-        hedged=counters.hedged,
-        failed=counters.failed,
-        cancelled=counters.cancelled,
-        prompt_tokens=counters.prompt_tokens,
-        completion_tokens=counters.output_tokens,
-        cached_tokens=counters.cached_tokens,
-        p50=latency.at(0.5),
-        p95=latency.at(0.95),
-        p99=latency.at(0.99),
-        **more,
-    )
+    same = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
+    counts: dict[str, Any] = {name: getattr(counters, name) for name in same}
+    counts |= {"answered": counters.ok, "completion_tokens": counters.output_tokens}
+    return EndpointStats(**counts, p50=latency.at(0.5), p95=latency.at(0.95), p99=latency.at(0.99), **more)
 
 
 def size_of(items: object) -> int | None:

@@ -137,7 +137,7 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     values: Sequence[float]
     known: Sequence[float]
     if isinstance(criteria, DecidedCriteria):
-        values, known = criteria.scores(), criteria.table.confidences
+        values, known = criteria.scores(), criteria.confidences()
     else:
         results = criteria.values()
         values, known = [each.score for each in results], [each.confidence for each in results if each.confidence is not None]

@@ -14,10 +14,10 @@ import msgspec
 from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure, is_whole
-from qreward.codecs.decisions import Decide, DecisionReply
+from qreward.codecs.decisions import DecisionCodec, DecisionReply
 from qreward.codecs.error_body import one_line
 from qreward.codecs.questions import DecisionInput, valid_input
-from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
+from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import (
     JUDGE,
@@ -259,7 +259,7 @@ class DecidingModel:
     question = ""
     form = AnswerFormat("none")
 
-    def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide) -> None:
+    def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: DecisionCodec) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
@@ -290,31 +290,37 @@ class DecidingModel:
         return WireRequest(self._blank.codec, self.model, call.inputs, self._blank.params, self._headers, call.group)
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
-        return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
+        return DecidedReply(answer.found, fingerprint_of(answer.model, None, None))
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        table = reply.table if isinstance(reply, DecidedReply) else self._from_text(reply.text)
-        for place, mass in enumerate(table.label_masses):
-            why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
-            if why:
-                raise Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
+        found = list[FoundAnswer]()
+        for place, each in enumerate(reply.found if isinstance(reply, DecidedReply) else self._from_text(reply.text)):
+            if isinstance(each, QRewardError):
+                raise self._unreadable(place, str(each))
+            if each[1] is not None and each[1] < self._least:
+                raise self._unreadable(place, too_improbable(each[1], self._least))
+            found.append(each)
         if (single := self._single) is None:  # the score is computed from all requests of the sample
-            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, table))
-        numbers = table.probabilities
+            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, found))
+        (only,) = found
+        numbers = only[0]
         if swapped:
             numbers = (numbers[1], numbers[0], *numbers[2:])
         expected = sum(number * reward for number, reward in zip(numbers, single.rewards, strict=True))
         score = min(max(expected, min(single.rewards)), max(single.rewards))  # rounding may exceed the ends
         distribution = dict(zip(single.names, numbers, strict=True))
-        return Vote(score, model=self.model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
+        return Vote(score, model=self.model, swapped=swapped, confidence=confidence_of(only), distribution=distribution)
 
-    def _from_text(self, text: str) -> AnswerTable:
-        found = list[FoundAnswer | QRewardError]()
+    def _unreadable(self, place: int, why: str) -> Unreadable:
+        return Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
+
+    def _from_text(self, text: str) -> list[FoundAnswer]:
+        found = list[FoundAnswer]()
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
             if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
                 raise ValueError("the answer is to another question")
             found.append((tuple(numbers), mass, confidence))
-        return AnswerTable.of(self._questions, found)
+        return found
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
         return f"model {self.model!r} gave no verdict: {reason}"
@@ -420,8 +426,8 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
         following = call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:])
         return Step(None, reply, again=following)
     if call.parts:
-        tables = [part.table for part in (*call.parts, reply) if isinstance(part, DecidedReply)]
-        reply = DecidedReply(AnswerTable.joined(tables), reply.fingerprint)
+        found = [each for part in (*call.parts, reply) if isinstance(part, DecidedReply) for each in part.found]
+        reply = DecidedReply(found, reply.fingerprint)
     try:
         return Step(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:

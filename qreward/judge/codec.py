@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property, lru_cache, partial
 from math import isfinite, nan
@@ -20,7 +20,7 @@ from qreward.callables import load_object
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_whole
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
-from qreward.decisions import AnswerTable
+from qreward.decisions import FoundAnswer, confidence_of
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.forms import JSON, Form
@@ -83,16 +83,21 @@ class ModelReply(NamedTuple):
 class DecidedReply:
     """The decisions in one response, with the attributes of :class:`ModelReply`."""
 
-    __slots__ = ("fingerprint", "table")
+    __slots__ = ("fingerprint", "found")
     reasoning = refusal = ""
     ending = None
 
-    def __init__(self, table: AnswerTable, fingerprint: str) -> None:
-        self.table, self.fingerprint = table, fingerprint
+    def __init__(self, found: Sequence[FoundAnswer | QRewardError], fingerprint: str) -> None:
+        self.found, self.fingerprint = found, fingerprint
 
     @property
     def text(self) -> str:
-        rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.table.answers()]
+        """The answers as JSON, for a cache. Raises the error of a question without an answer."""
+        rows = []
+        for each in self.found:
+            if isinstance(each, QRewardError):
+                raise each
+            rows.append([confidence_of(each), each[1], *each[0]])
         return msgspec.json.encode(rows).decode()
 
 

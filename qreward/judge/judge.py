@@ -125,7 +125,7 @@ class Judge(Closing):
         if calibration is not None:
             ends = range_to_calibrate(config.method, self._ends)
             calibrate = self._calibrator.use(Calibration.load(calibration), self.identity, ends)
-        decide, prices = runtime_of(client).dialects.decide, runtime_of(client).prices
+        decide, prices = runtime_of(client).dialects, runtime_of(client).prices
         self._requests = RequestBuilder(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
@@ -401,7 +401,7 @@ class Judge(Closing):
         auto, works = self._config.method == "auto", dialects.works
         asked = [model for model in pools if (model not in works if auto else model not in dialects.most)]
         await asyncio.gather(*(dialects.find(common.driver, pools[model], model, timeout, works=auto) for model in asked))
-        return tuple(0 if auto and works.get(model) is False else dialects.most_questions(pool, model) for model, pool in pools.items())
+        return tuple(0 if auto and works.get(model) is False else dialects.most_at(pool, model) for model, pool in pools.items())
 
     def _calling(self, options: Mapping[str, Any]) -> Calling:
         runtime = runtime_of(self._client)

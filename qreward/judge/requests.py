@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
-from qreward.codecs.decisions import Decide as DecisionCodec
+from qreward.codecs.decisions import DecisionCodec
 from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Option, Question, Score, YesNo
+from qreward.decisions import Choice, DecisionAnswer, FoundAnswer, Option, Question, Score, YesNo, answers_of, confidence_of
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge.types import CriterionResult, CriterionResults
 from qreward.settings.base import NOT_BOOL, Policy, Portion, explain, faults_at, repeated, with_faults, wrong
@@ -135,21 +135,20 @@ class Criterion(Policy):
 class DecidedCriteria(Mapping[str, CriterionResult]):
     """Maps the name of each criterion to its outcome, made from the answers of one request when the first outcome is read."""
 
-    def __init__(self, criteria: Sequence[Criterion], table: AnswerTable) -> None:
-        self._criteria, self.table = criteria, table
+    def __init__(self, criteria: Sequence[Criterion], found: Sequence[FoundAnswer]) -> None:
+        self._criteria, self._found = criteria, found
 
     def scores(self) -> list[float]:
         """Return the value of each criterion."""
-        numbers, end, found = self.table.probabilities, 0, list[float]()
-        for values in [each.option_values for each in self._criteria]:
-            begin, end = end, end + len(values)
-            found.append(_expected(numbers[begin:end], values))
-        return found
+        return [_expected(found[0], each.option_values) for each, found in zip(self._criteria, self._found, strict=True)]
+
+    def confidences(self) -> list[float]:
+        return list(map(confidence_of, self._found))
 
     @cached_property
     def _results(self) -> CriterionResults:
-        pairs = zip(self._criteria, self.table.answers(), strict=True)
-        return CriterionResults((each.name, each.result(answer)) for each, answer in pairs)
+        answers = answers_of([each.question for each in self._criteria], self._found)
+        return CriterionResults((each.name, each.result(answer)) for each, answer in zip(self._criteria, answers, strict=True))
 
     def __getitem__(self, name: str) -> CriterionResult:
         return self._results[name]

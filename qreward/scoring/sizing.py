@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from math import ceil, inf
 
 from qreward.codecs.rewards.base import ALONE, MergeLimits
@@ -13,17 +13,12 @@ from qreward.scheduler.source import Source
 MOST = 256  # maximum number of items per request, for servers that have no limit
 LEAST = 8  # items of a request to an endpoint whose response times are unknown
 GROWTH, AMPLE = 4, 16
-"""``GROWTH``: factor by which requests become longer at most. With 2, ten batches of 128 items took 3 % longer on average. With 8, 4,000
-items took up to 1.9 times as long as with the best of four clients with fixed lists, and with 4 up to 1.6 times. ``AMPLE``: factor on the
-number of items whose time equals that of an empty request. Longer requests gain hardly anything, and keep a slow endpoint busy for
-long."""
+"""``GROWTH``: factor by which requests become longer at most. ``AMPLE``: factor on the number of items whose time equals that of an empty
+request. Longer requests gain hardly anything, and keep a slow endpoint busy for long."""
 GUESS = 0.01  # seconds that an item is assumed to take at first, at an endpoint with a limited rate of requests
 RAREST = 1 / 3600  # requests per second; a lower limit counts as this one
 WEIGHT = 0.9  # factor by which the weight of all older requests is multiplied for each new request
-PORTION = 1.5
-"""Number of requests per slot into which the waiting items of an endpoint are divided. In simulations of random fleets of GPU servers,
-4,000 items took 1 to 2 % longer with 2."""
-
+PORTION = 1.5  # number of requests per slot into which the waiting items of an endpoint are divided
 LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
 request of this client."""
@@ -32,11 +27,7 @@ REFUSED_PATIENCE = 1000  # minimum number of requests that must be answered afte
 
 
 class ServiceTimeModel:
-    """Models what the latest requests to an endpoint took.
-
-    The response time in seconds is a linear function ``a + b * n`` of the number of items ``n``. The throughput counts only the time in
-    which the endpoint had a request.
-    """
+    """Models the response time of the latest requests to an endpoint as ``a + b * n`` for ``n`` items."""
 
     __slots__ = ("_busy", "_ended", "_last", "_n", "_nn", "_nt", "_t", "_w")
 
@@ -59,10 +50,8 @@ class ServiceTimeModel:
         return self._busy / self._n if self._n else 0.0
 
     def bounds(self) -> tuple[int, int, int]:
-        """Return the least items of the next request, the number after which more gain nothing, and the most, after the first answer.
-
-        With the least, a request takes twice as long as an empty one. While that is unknown, longer requests show it.
-        """
+        """Return the least items of the next request, the number after which more gain nothing, and the most, after the first answer. With
+        the least, a request takes twice as long as an empty one. While that is unknown, longer requests show it."""
         most = ceil(min(MOST, max(LEAST, GROWTH * self._last, GROWTH * self._n / self._w)))
         spread = self._w * self._nn - self._n * self._n
         if self._w < 3 or spread <= 0.01 * self._n * self._n:  # too few requests, or lengths that are too similar, to determine the slope
@@ -74,12 +63,7 @@ class ServiceTimeModel:
 
 
 def length(now: float, pool: Pool, waiting: float, at: Source, known: Mapping[Source, EndpointLimits]) -> int:
-    """Return the maximum number of items of the next request to ``at``, if ``waiting`` items wait or have not been read.
-
-    All items without an answer are divided among the sources in proportion to their throughput. A source's part of those that wait is
-    divided into ``PORTION`` requests per slot (guided self-scheduling, Polychronopoulos and Kuck, IEEE TC 1987), unless they would be
-    mostly overhead.
-    """
+    """Return the maximum number of items of the next request to ``at``, if ``waiting`` items wait or have not been read."""
     service = known[at].service
     slots = {source: _slots(now, source) for source in pool.sources}
     if sum(slots.values()) <= 1:  # nothing else can take the items
@@ -98,10 +82,7 @@ def length(now: float, pool: Pool, waiting: float, at: Source, known: Mapping[So
 
 
 def _slots(now: float, source: Source) -> int:
-    """Return how many requests a source has in flight or could have.
-
-    A rate limit allows its rate times the mean response time (Little's law).
-    """
+    """Return how many requests a source has in flight or could have: a rate limit allows its rate times the mean response time."""
     if source.ready_at(now) > now:
         return source.inflight
     rate, seconds, slots = source.rate_limit(), source.latency.mean, source.window.limit
@@ -171,25 +152,23 @@ class LearnedLimits:
     """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed."""
 
     def __init__(self) -> None:
-        self._known: dict[Source, dict[Hashable, EndpointLimits]] = {}
+        self._known: dict[tuple[Source, MergeLimits, int | None], EndpointLimits] = {}
         self._reported: dict[Source, int] = {}
 
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
         """Return the limits of requests to an endpoint."""
-        if source not in self._known:
-            for removed in [each for each in (*self._known, *self._reported) if each.removed]:
-                self._known.pop(removed, None)
-                self._reported.pop(removed, None)
-        kinds = self._known.setdefault(source, {})
-        known = kinds.get((usual, cap))
-        if known is None:
-            known = kinds[usual, cap] = EndpointLimits(usual, cap)
+        key = source, usual, cap
+        if key not in self._known:
+            self._known = {each: limits for each, limits in self._known.items() if not each[0].removed}
+            self._reported = {each: items for each, items in self._reported.items() if not each.removed}
+            known = self._known[key] = EndpointLimits(usual, cap)
             if source in self._reported:
                 known.report(self._reported[source])
-        return known
+        return self._known[key]
 
     def apply_probe(self, source: Source, result: ProbeResult) -> None:
         if result.items is not None:
             self._reported[source] = result.items
-            for known in self._known.get(source, {}).values():
-                known.report(result.items)
+            for (known_at, *_), known in self._known.items():
+                if known_at is source:
+                    known.report(result.items)

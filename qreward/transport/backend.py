@@ -13,7 +13,7 @@ from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
-from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, Dialect, refuses_body, status_of
+from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.codecs.sse import Event, EventTooLong, Parser
@@ -49,7 +49,7 @@ class HttpBackend:
             connection = self._connections.get(id(endpoint)) or self._connect(endpoint)
             connection.in_flight += 1
             if isinstance(call.codec, Unbound):
-                if isinstance(call.codec, Decide):
+                if isinstance(call.codec, DecisionCodec):
                     return await _decided(call.codec, connection, endpoint, call)
                 call = bound(call, endpoint)
             return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)
@@ -133,11 +133,11 @@ class HttpBackend:
             closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
 
-async def _decided(decide: Decide, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
+async def _decided(codec: DecisionCodec, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
     """Make an attempt of a decision. An endpoint that has not answered yet, or whose path is gone, is asked in one dialect after the other.
     If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
     model, tried = call.model, dict[Dialect, Exception]()
-    dialect: Dialect | None = decide.dialect_at(endpoint, model)
+    dialect: Dialect | None = codec.dialect_at(endpoint, model)
     refusals = list[tuple[Dialect, Failure]]()
 
     async def ask(asked: WireRequest) -> Answer | Failure:
@@ -146,22 +146,22 @@ async def _decided(decide: Decide, connection: EndpointConnection, endpoint: End
     while dialect is not None:
         outcome = await ask(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
-            decide.answered(endpoint, model, dialect, tried)
-            for fault in outcome.value.table.errors.values():
+            codec.answered(endpoint, model, dialect, tried)
+            for fault in outcome.value.found:
                 if isinstance(fault, RequestError):
                     fault.endpoint, fault.args = connection.name, (f"endpoint {connection.name!r}, model {fault.model!r}: {fault}",)
             return outcome
-        if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
+        if refuses_body(outcome.error) and not codec.is_certain(endpoint, model) and call.inputs is not PROBE:
             shown = await ask(WireRequest(dialect, model, PROBE, {}, call.headers))
             if isinstance(shown, Answer):
-                decide.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
+                codec.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
         tried[dialect] = outcome.error
         refusals.append((dialect, outcome))
-        dialect = decide.next_dialect(endpoint, model, tried)
+        dialect = codec.next_dialect(endpoint, model, tried)
     sent, failure = refusals[-1]
     if status_of(failure.error) in OTHER_BODY | NO_SUCH_PATH:
         sent, failure = next((each for each in refusals if status_of(each[1].error) in OTHER_BODY), refusals[-1])
-    failure.error.args = (f"{failure.error}{decide.advice(endpoint, model, sent, failure.error)}",)
+    failure.error.args = (f"{failure.error}{codec.advice(endpoint, model, sent, failure.error)}",)
     return failure
 
 
@@ -257,9 +257,9 @@ class EndpointConnection:
                     self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
                 except TransportError:  # the next probe tries again
                     pass
-        items = None if self.info is None else self.info.limits.list_items
-        trouble, limits = _trouble(kind.name, load, statuses), load.limits
-        return ProbeResult(load.ready, load.running, load.waiting, limits.concurrency, items, limits.cache_tokens, trouble)
+        items = None if self.info is None else self.info.list_items
+        trouble = _trouble(kind.name, load, statuses)
+        return ProbeResult(load.ready, load.running, load.waiting, load.concurrency, items, load.cache_tokens, trouble)
 
     async def get(self, path: str) -> Reply:
         """GET a path under the root of the server. With OpenAI's API, the list of models is fetched under ``base_url`` instead."""
@@ -281,7 +281,7 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
     match error:
         case TransportError() if connection is not None:
             return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
-        case BadRequest() if isinstance(call.codec, Decide):  # more questions or options than this server takes
+        case BadRequest() if isinstance(call.codec, DecisionCodec):  # more questions or options than this server takes
             error.endpoint, error.model = endpoint.name, call.model
             return Failure(FailureKind.UNSUITABLE, error)
         case BadRequest():

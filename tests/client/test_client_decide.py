@@ -180,7 +180,7 @@ async def test_every_dialect_is_found_out_with_a_few_requests_more_with_and_with
             single = await client.decide(TEXT, ALL, model=MODEL)
             batch = await client.batch_decide([TEXT] * 5, ALL, model=MODEL)
             requests = fleet.seen("gpu-0").requests
-            found = client._runtime.dialects.decide.known(client.config.endpoints[0], MODEL)
+            found = client._runtime.dialects.known(client.config.endpoints[0], MODEL)
         each = 3 if name == "chat" else 1
         if found is None or found.name != name:
             faults.append(f"{routes} of kind {kind}: asked as {found}")

@@ -23,9 +23,8 @@ from qreward.codecs.decisions import (
     SYSTEMONE_OF_SGLANG,
     TAKE_ALL,
     VLLM,
-    Decide,
+    DecisionCodec,
     Dialect,
-    GenerativeScoringDialect,
     OpenAIDialect,
 )
 from qreward.codecs.questions import DecisionInput, as_text, unique_names
@@ -195,7 +194,6 @@ def test_what_a_dialect_cannot_ask_is_refused_with_what_can() -> None:
             r"questions\[1\] is a Score; .*'generative_scoring' takes YesNo only, one with 'openai', .*'chat' takes all",
         ),
         (SCORING, [TONE], "takes YesNo only"),
-        (GenerativeScoringDialect(), [RIGHT], r"set Endpoint\(decision_labels=\(yes, no\)\)"),
         (CHATS[0], [RIGHT, TONE], "takes 1 questions per request, not 2"),
         (VLLM, [RIGHT] * 65, "takes 64 questions per request, not 65"),
     ]
@@ -269,7 +267,7 @@ def test_an_error_in_a_successful_response_is_one() -> None:
 
 
 def test_the_dialect_of_an_endpoint_is_remembered_for_a_model() -> None:
-    decide, endpoint, other = Decide(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
+    decide, endpoint, other = DecisionCodec(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
     assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m"), decide.dialect_at(other, "m")) == (None, OPENAI, SGLANG)
     assert [decide.dialect_at(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
     assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 64
@@ -278,6 +276,14 @@ def test_the_dialect_of_an_endpoint_is_remembered_for_a_model() -> None:
     assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 1
     for change in ({"decisions": "vllm"}, {"kind": "vllm"}):
         assert decide.dialect_at(endpoint.model_copy(update=change), "m") is VLLM, change
+
+
+def test_other_labels_are_sent_once_the_settings_name_them() -> None:
+    decide = DecisionCodec()
+    for labels in ((9693, 2201), (2201, 9693)):
+        endpoint = Endpoint("http://a", decisions="generative_scoring", decision_labels=labels)
+        decide.remember(endpoint, "m", dialect := decide.dialect_at(endpoint, "m"))
+        assert body_of(dialect, [RIGHT])["label_token_ids"] == list(labels)
 
 
 TOO_MANY = BadRequest("Requested sample logprobs of 20, which is greater than max allowed: 5", status_code=400)
@@ -298,7 +304,7 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
     for kind, refusals, if_known, if_not in cases:
         tried: dict[Dialect, Exception] = {dialect: BadRequest("no", status_code=status) for dialect, status in refusals}
         for known, wanted in ((True, if_known), (False, if_not)):
-            decide, endpoint = Decide(), Endpoint("http://a", kind=kind)
+            decide, endpoint = DecisionCodec(), Endpoint("http://a", kind=kind)
             if known:
                 decide.remember(endpoint, "m", refusals[0][0])
             named = endpoint.model_copy(update={"decisions": refusals[0][0].name})
@@ -307,14 +313,14 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
             assert (None if found is None else found.name) == wanted, (kind, refusals, known)
             if wanted is not None and refusals[-1][1] in (404, 405, 501):
                 assert decide.known(endpoint, "m") == (found if known else None), "the path of a server that was replaced is gone"
-    decide, endpoint = Decide(), Endpoint("http://a")
+    decide, endpoint = DecisionCodec(), Endpoint("http://a")
     decide.remember(endpoint, "m", SYSTEMONE)
     assert decide.next_dialect(endpoint, "m", {OPENAI: BadRequest("no", status_code=400)}) is SYSTEMONE, "it became known meanwhile"
 
 
 def test_a_server_that_refuses_twenty_log_probabilities_is_asked_for_fewer_until_none_are_left() -> None:
     for named in (None, "chat"):
-        decide, endpoint = Decide(), Endpoint("http://a", kind="vllm", decisions=named)  # type: ignore[arg-type]
+        decide, endpoint = DecisionCodec(), Endpoint("http://a", kind="vllm", decisions=named)  # type: ignore[arg-type]
         tops, tried = list[int](), dict[Dialect, Exception]()
         dialect: Dialect | None = CHATS_WITHOUT_THINKING[0]
         while dialect is not None:
@@ -328,7 +334,7 @@ def test_a_server_that_refuses_twenty_log_probabilities_is_asked_for_fewer_until
 
 
 def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:
-    codec = Decide()
+    codec = DecisionCodec()
     endpoints = [Endpoint("http://a", name=name, decisions=None if name == "unknown" else "vllm") for name in ("unknown", "set")]
     codec.remember(known := Endpoint("http://b", name="known"), "judge-7b", VLLM)
     told = {

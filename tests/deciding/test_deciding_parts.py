@@ -6,14 +6,13 @@ from deciding_tools import MODEL, questions
 
 from qreward import AttemptRecord, BadRequest, InvalidResponse, QRewardError, RateLimited, Usage
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import Decide, DecisionReply
+from qreward.codecs.decisions import DecisionCodec, DecisionReply
 from qreward.codecs.questions import DecisionInput
 from qreward.deciding import divided, joined, smaller
-from qreward.decisions import AnswerTable
 
 
 def call_of(count: int) -> WireRequest:
-    return WireRequest(Decide(), MODEL, DecisionInput("text", tuple(questions(count))), {"seed": 1}, {"x-a": "b"}, "group")
+    return WireRequest(DecisionCodec(), MODEL, DecisionInput("text", tuple(questions(count))), {"seed": 1}, {"x-a": "b"}, "group")
 
 
 def sizes(calls: list[WireRequest]) -> list[int]:
@@ -22,7 +21,7 @@ def sizes(calls: list[WireRequest]) -> list[int]:
 
 def reply_of(call: WireRequest, usage: Usage | None = None) -> DecisionReply:
     asked = call.inputs.questions
-    return DecisionReply(AnswerTable.of(asked, [((0.5, 0.5), None, None)] * len(asked)), MODEL, usage)
+    return DecisionReply(asked, [((0.5, 0.5), None, None)] * len(asked), MODEL, usage)
 
 
 def test_parts_have_about_the_same_size_and_hold_all_questions_in_their_order() -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from qreward import Endpoint
 from qreward.codecs.base import Malformed
-from qreward.codecs.decisions import Decide
+from qreward.codecs.decisions import DecisionCodec
 from qreward.codecs.questions import as_text, labels_of
 from qreward.decisions import Question, Score, YesNo
 from qreward.errors import BadRequest, InvalidResponse
@@ -72,7 +72,7 @@ class DecisionBackend:
         self.cancelled = 0
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
-        codec = call.codec.dialect_at(endpoint, call.model) if isinstance(call.codec, Decide) else call.codec
+        codec = call.codec.dialect_at(endpoint, call.model) if isinstance(call.codec, DecisionCodec) else call.codec
         call, path = replace(call, codec=codec), codec.path
         try:
             body = json.loads(call.codec.encode(call, call.model))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scale import seeds
 
-from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Score, YesNo
+from qreward.decisions import Choice, DecisionAnswer, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.judge import Criterion, JudgeConfig, Rubric
 from qreward.judge.config import config_of
@@ -71,8 +71,7 @@ def test_a_criterion_is_worth_its_probability_its_level_or_its_choice() -> None:
 
 def test_the_criteria_of_a_decision_are_a_mapping_in_their_order_that_pickles_as_a_dict() -> None:
     asked = [Criterion("clear", "?", levels=["bad", "fair", "good"], weight=2), Criterion("right", "?", gate=0.8)]
-    table = AnswerTable.of(tuple(each.question for each in asked), [((0.0, 0.5, 0.5), 0.8, None), ((0.7, 0.3), None, None)])
-    found = DecidedCriteria(asked, table)
+    found = DecidedCriteria(asked, [((0.0, 0.5, 0.5), 0.8, None), ((0.7, 0.3), None, None)])
     assert found.scores() == [0.75, 0.7]
     assert list(found) == ["clear", "right"]
     assert [(each.score, each.weight, each.confidence) for each in found.values()] == [(0.75, 2.0, 0.4), (0.7, 1.0, 0.7)]

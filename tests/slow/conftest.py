@@ -17,7 +17,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 SLOW = Path(__file__).parent
 SHARED = ("openai_sdk", "trl", "verl")  # folders whose tests are run with several versions of a framework
 sys.path[:0] = [str(SLOW), str(SLOW.parent / "integrations"), *(str(SLOW / name) for name in SHARED)]
-sys.path += [str(SLOW.parent / "acceptance"), str(SLOW.parent / "codecs" / "decisions"), str(SLOW.parents[1] / "benchmarks")]
+sys.path += [str(SLOW.parent / "acceptance"), str(SLOW.parent / "codecs"), str(SLOW.parents[1] / "benchmarks")]
 PARTS = [f"test_openai_{part}" for part in ("errors", "facade", "load", "shapes", "transport")]
 pytest.register_assert_rewrite("suite", "langchain_cases", "openai_tools", *PARTS, "test_slow_trl", "test_slow_verl")
 

@@ -152,9 +152,7 @@ class MergeLimits(msgspec.Struct, frozen=True):
         return MergeLimits(max(1, items), self.tokens, self.bytes)
 
     def fitting(self, items: Iterable[Any]) -> int:
-        """Return how many items, counted from the first, fit into one request.
-
-        The result is at least 1, because an item that exceeds a limit is sent alone. The server then accepts or refuses the item.
+        """Return how many items, counted from the first, fit into one request; at least 1, because an item over a limit is sent alone.
 
         Example:
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
@@ -390,17 +388,11 @@ class ListCodec:
         return item
 
     def mergeable(self, item: Any) -> bool:
-        """Return True if the item may share a body with other items of its kind.
-
-        Raises ``BadRequest`` if the server does not accept the item.
-        """
+        """Return True if the item may share a body with others of its kind. Raises ``BadRequest`` if the server does not accept it."""
         return not isinstance(self.form(item), LONE)
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the body.
-
-        Raises ``BadRequest`` if the items cannot share a body, if the server does not take them, or if JSON cannot represent them.
-        """
+        """Return the body. Raises ``BadRequest`` if the items cannot share a body, or if the server or JSON does not take them."""
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
         if len(items) > 1 and (lone := next((item for item in items if isinstance(item, LONE)), None)) is not None:
@@ -421,19 +413,12 @@ class ListCodec:
         return {self.member: items[0].parts if isinstance(items[0], Parts) else items}
 
     def defaults(self) -> dict[str, Any]:
-        """Return further members of the body. A parameter of the caller replaces the member with the same name.
-
-        The result need not have ``model``. ``encode`` always writes it, because routers need it.
-        """
+        """Return further members of the body, without ``model``. A parameter of the caller replaces the member with the same name."""
         return {}
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:
-        """Return the response, with a value or an ``InvalidResponse`` for each item.
-
-        Raises:
-            EmbeddedError: the response is an error.
-            Malformed: no item has a value, or the response does not have the expected form.
-        """
+        """Return the response, with a value or an ``InvalidResponse`` for each item. Raises ``EmbeddedError``, and ``Malformed`` if no item
+        has a value or the response does not have the expected form."""
         document = parsing.read(body)
         try:
             rows = self.rows(document, call)

@@ -13,11 +13,17 @@ from qreward.codecs.base import Malformed
 
 MODELS = "/v1/models"
 SLOTS = "/slots"
+LIMITS = ("items", "concurrency", "input_tokens", "batch_tokens", "cache_tokens")
+"""Fields of ``Load`` that are limits."""
 
 
-class ServerLimits(msgspec.Struct, frozen=True):
-    """Holds the limits that a server reports. A limit that the server does not report is None."""
+class Load(msgspec.Struct, frozen=True):
+    """Holds the state and the limits that a server reports. A value that the server does not report is None."""
 
+    ready: bool | None = None
+    running: float | None = None
+    waiting: float | None = None
+    models: tuple[str, ...] = ()
     items: int | None = None
     concurrency: int | None = None
     input_tokens: int | None = None
@@ -29,22 +35,13 @@ class ServerLimits(msgspec.Struct, frozen=True):
         """The maximum number of items in a list that the server accepts: the smaller one of ``items`` and ``concurrency``."""
         return self.items if self.items is None or self.concurrency is None else min(self.items, self.concurrency)
 
-
-class Load(msgspec.Struct, frozen=True):
-    """Holds the state that a server reports. A value that the server does not report is None."""
-
-    ready: bool | None = None
-    running: float | None = None
-    waiting: float | None = None
-    models: tuple[str, ...] = ()
-    limits: ServerLimits = ServerLimits()
+    @property
+    def limits(self) -> dict[str, int]:
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
     def joined(self, other: Load) -> Load:
-        return Load(**{**_reported(self), **_reported(other), "limits": ServerLimits(**_reported(self.limits) | _reported(other.limits))})
-
-
-def _reported(struct: msgspec.Struct) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(struct).items() if value not in (None, ())}
+        later = {name: value for name, value in msgspec.structs.asdict(other).items() if value not in (None, ())}
+        return msgspec.structs.replace(self, **later)
 
 
 def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callable[[bytes], Load]] | None = None) -> Load:
@@ -81,50 +78,39 @@ def _of_metrics(body: bytes) -> Load:
         elif (match := _SAMPLE.match(line)) and (value := jsonio.finite(match[2])) is not None:
             count = _METRICS.get(match[1], "")
             found[count] = found.get(count, 0.0) + value
-    return Load(running=found.get("running"), waiting=found.get("waiting"), limits=ServerLimits(cache_tokens=cached or None))
+    return Load(running=found.get("running"), waiting=found.get("waiting"), cache_tokens=cached or None)
 
 
 def _of_loads(body: bytes) -> Load:
-    """Parse SGLang's ``/v1/loads``, which has one entry per replica, or the array that older versions send at ``/get_load``."""
-    document = _document(body)
-    rows = document.get("loads") if isinstance(document, dict) else document
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    limits = ServerLimits(concurrency=int(_sum(rows, "max_running_requests") or 0) or None)
-    running, waiting, both = (_sum(rows, name) for name in ("num_running_reqs", "num_waiting_reqs", "num_reqs"))
-    if running is None and both is not None:  # the num_reqs of /get_load includes waiting requests
-        running = max(0.0, both - (waiting or 0.0))
-    return Load(running=running, waiting=waiting, limits=limits)
+    """Parse SGLang's ``/v1/loads``, which has one entry per replica."""
+    rows = _rows(_object(body).get("loads"))
+    running, waiting, most = (_sum(rows, name) for name in ("num_running_reqs", "num_waiting_reqs", "max_running_requests"))
+    return Load(running=running, waiting=waiting, concurrency=int(most or 0) or None)
 
 
 def _of_info(body: bytes) -> Load:
-    document = _document(body)
+    document = _object(body)
     names = ("max_client_batch_size", "max_concurrent_requests", "max_input_length", "max_batch_tokens")
-    model = document.get("model_id") if isinstance(document, dict) else None
-    limits = ServerLimits(*(int(_amount(document, name) or 0) or None for name in names))
-    return Load(models=(model,) if isinstance(model, str) and model else (), limits=limits)
+    limits = [int(_amount(document, name) or 0) or None for name in names]
+    model = document.get("model_id")
+    return Load(None, None, None, (model,) if isinstance(model, str) and model else (), *limits)
 
 
 def _of_models(body: bytes) -> Load:
-    document = _document(body)
-    rows = document.get("data") if isinstance(document, dict) else None
-    names = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return Load(models=tuple(name for name in names if isinstance(name, str)))
+    return Load(models=tuple(name for row in _rows(_object(body).get("data")) if isinstance(name := row.get("id"), str)))
 
 
 def _of_slots(body: bytes) -> Load:
-    document = _document(body)
-    slots = [row for row in document if isinstance(row, dict) and "is_processing" in row] if isinstance(document, list) else []
-    if not slots:
-        return Load()
+    """Parse the list of llama.cpp's slots."""
+    slots = [row for row in _rows(_document(body)) if "is_processing" in row]
     sizes = [int(size) for row in slots if (size := _amount(row, "n_ctx"))]
-    limits = ServerLimits(concurrency=len(slots), input_tokens=min(sizes, default=None))
-    return Load(running=float(sum(row["is_processing"] is True for row in slots)), limits=limits)
+    running = float(sum(row["is_processing"] is True for row in slots)) if slots else None
+    return Load(running=running, concurrency=len(slots) or None, input_tokens=min(sizes, default=None))
 
 
 READERS: dict[str, Callable[[bytes], Load]] = {
     "/metrics": _of_metrics,
     "/v1/loads": _of_loads,
-    "/get_load": _of_loads,
     "/info": _of_info,
     MODELS: _of_models,
     SLOTS: _of_slots,
@@ -138,12 +124,22 @@ def _document(body: bytes) -> Any:
         return None
 
 
-def _amount(document: Any, name: str) -> float | None:
-    raw = document.get(name) if isinstance(document, dict) else None
+def _object(body: bytes) -> dict[str, Any]:
+    """Return the object in a body; an empty one if there is none."""
+    document = _document(body)
+    return document if isinstance(document, dict) else {}
+
+
+def _rows(rows: object) -> list[dict[str, Any]]:
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _amount(document: dict[str, Any], name: str) -> float | None:
+    raw = document.get(name)
     value = jsonio.finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None
 
 
-def _sum(rows: list[Any], name: str) -> float | None:
+def _sum(rows: list[dict[str, Any]], name: str) -> float | None:
     known = [amount for row in rows if (amount := _amount(row, name)) is not None]
     return sum(known) if known else None

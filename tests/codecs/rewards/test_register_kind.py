@@ -15,7 +15,7 @@ from shared_tools import serving
 from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.rewards import kinds
-from qreward.codecs.rewards.server_info import Load, ServerLimits
+from qreward.codecs.rewards.server_info import Load
 from qreward.settings.policies import SERVER_KINDS
 from qreward.transport.backend import HttpBackend
 
@@ -46,7 +46,7 @@ class AcmeAspects(ListCodec):
 
 
 def info(body: bytes) -> Load:
-    return Load(limits=ServerLimits(items=json.loads(body)["most"]))
+    return Load(items=json.loads(body)["most"])
 
 
 ACME = ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeAspects}}, probe=("/ready",), info="/limits", readers={"/limits": info})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_tools import each
 
-from qreward.codecs.rewards.server_info import READERS, Load, ServerLimits, read_load
+from qreward.codecs.rewards.server_info import READERS, Load, read_load
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -47,12 +47,11 @@ INFO = {
 
 TOLD: list[tuple[str, Any, Load]] = [
     ("/metrics", VLLM, Load(running=5.0, waiting=7.0)),
-    ("/metrics", CACHE, Load(running=1.0, limits=ServerLimits(cache_tokens=16 * 18_750 + 32 * 1_000))),
+    ("/metrics", CACHE, Load(running=1.0, cache_tokens=16 * 18_750 + 32 * 1_000)),
     ("/metrics", SGLANG, Load(running=4.0, waiting=5.0)),
     ("/metrics", b"# TYPE te_queue_size gauge\r\nte_queue_size 6\r\n", Load(waiting=6.0)),
-    ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, limits=ServerLimits(concurrency=128))),
-    ("/get_load", [{"dp_rank": 0, "num_reqs": 9, "num_waiting_reqs": 4, "num_tokens": 8}], Load(running=5.0, waiting=4.0)),
-    ("/info", INFO, Load(models=("BAAI/x",), limits=ServerLimits(32, 512, 510, 16384))),
+    ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, concurrency=128)),
+    ("/info", INFO, Load(models=("BAAI/x",), items=32, concurrency=512, input_tokens=510, batch_tokens=16384)),
     ("/v1/models", {"data": [{"id": "a"}, {"id": 7}, {}, "b", {"id": "c"}]}, Load(ready=True, models=("a", "c"))),
     ("/v1/loads", {"loads": [{}]}, Load()),
     ("/info", {"max_client_batch_size": 0, "max_input_length": None}, Load()),
@@ -78,7 +77,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["loads", "data", "id", "num_reqs", "num_running_reqs", *INFO]), inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["loads", "data", "id", "num_running_reqs", *INFO]), inner, max_size=4)
     ),
     max_leaves=12,
 )
@@ -112,20 +111,18 @@ def test_a_path_with_a_reader_of_its_own_is_read_by_it() -> None:
 
 
 def test_later_news_go_over_earlier_and_leave_the_rest() -> None:
-    first = Load(ready=True, running=3.0, models=("a",), limits=ServerLimits(items=32, concurrency=512))
-    assert first.joined(Load(running=0.0, limits=ServerLimits(concurrency=8))) == Load(
-        ready=True, running=0.0, models=("a",), limits=ServerLimits(items=32, concurrency=8)
-    )
+    first = Load(ready=True, running=3.0, models=("a",), items=32, concurrency=512)
+    assert first.joined(Load(running=0.0, concurrency=8)) == Load(ready=True, running=0.0, models=("a",), items=32, concurrency=8)
     assert first.joined(Load()) == first
     assert Load().joined(first) == first
 
 
 def test_a_list_has_no_more_items_than_the_server_says_and_than_it_has_places() -> None:
     table = [
-        (ServerLimits(items=128), 128),
-        (ServerLimits(items=8, concurrency=512), 8),
-        (ServerLimits(items=64, concurrency=16), 16),
-        (ServerLimits(concurrency=16), None),  # counts requests, and not items
-        (ServerLimits(), None),
+        (Load(items=128), 128),
+        (Load(items=8, concurrency=512), 8),
+        (Load(items=64, concurrency=16), 16),
+        (Load(concurrency=16), None),  # counts requests, and not items
+        (Load(), None),
     ]
-    assert [limits.list_items for limits, _ in table] == [items for _, items in table]
+    assert [load.list_items for load, _ in table] == [items for _, items in table]

@@ -175,7 +175,7 @@ class Cooldown:
         self._reject_after = 0.0  # seconds until a request is rejected, moving average
 
     def sent(self, now: float) -> bool:
-        """Record a request sent while ``pauses`` is not 0: the first is a test, and the second ends the cooldown. Returns True then."""
+        """Record a request sent while ``pauses`` is not 0: the first is a test, the second ends the cooldown. Returns whether it ended."""
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)

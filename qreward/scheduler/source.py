@@ -239,7 +239,7 @@ class Source:
             if limit is not None:
                 limit.rejected(now)
         away = self.window.rejected(now, sent_at, hint, self.inflight)
-        if away or hint is not None:
+        if away or hint is not None or self.cooldown.pauses:  # the test of a cooldown is never noise
             self.cooldown.rejected(now, sent_at, hint)
         if self.learned is not None:
             self.learned.rejected(sent_at)

@@ -12,9 +12,10 @@ W3  A reject sets the limit to the number of requests that are still served, les
     good answers is ignored, unless it carries a hint (``Retry-After``).
 W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
     reject of a try takes it back, and has no other effect. If it carries a hint, the next try comes after twenty times that wait.
-W5  When the source serves again what it is sent after a cooldown, return to the highest limit that was used for a whole round, if that is
-    more than a tenth above. This is a try as in W4: a reject within a second takes it back. If a reject finds no other request in flight,
-    the source is away, not full: start again as in W1, but not below the highest limit that was used for a whole round.
+W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used for a whole round, if
+    the present limit is more than a tenth lower. This is a try as in W4: a reject of a request that is sent within a second takes it back.
+    If a reject finds no other request in flight, the source is away, not full: start again as in W1, but not below the highest limit that
+    was used for a whole round.
 """
 
 from __future__ import annotations
@@ -171,16 +172,16 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._clean = 0  # answers since the last try or reject
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
-        self._blame_until = 0.0  # a reject before this time is attributed to the last try
+        self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
         self._no_try_before = 0.0
-        self._proven = 0.0  # highest base that was used for a whole round; 0 if it is not known, because a try was rejected
+        self._used = 0.0  # base of the last whole round, while the limit is capped the highest one; 0 after a try was rejected
         self._round: _Round
         self._begin(0.0, 0)
 
     def _begin(self, now: float, inflight: int) -> None:
         self._starting, self._capped, self._step = True, False, 0
         self._elasticity.break_off()
-        self._set(max(self._start, self._proven), now, inflight)
+        self._set(max(self._start, self._used), now, inflight)
 
     def start_with(self, items: int) -> None:
         if self._start == START:
@@ -192,19 +193,19 @@ class AdaptiveLimit(ConcurrencyLimit):
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
         self._clean += 1
+        self._good += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
         current = self._round
         if sent_at >= current.since:
-            self._good += 1
             current.answers += 1
             current.seconds += now - sent_at
             current.tokens += tokens or 1.0
             if current.answers >= max(SHORTEST_ROUND, self.limit / 2):
                 self._end_round(now, inflight)
 
-    def rejected(self, now: float, _sent_at: float, hint: float | None, others: int) -> bool:
-        tried = now < self._blame_until and others >= self._floor
+    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
+        tried = (now < self._blame_until or self._mark <= sent_at < self._blame_until) and others >= self._floor
         lone = not tried and hint is None and others > 0 and self._good >= self.limit / 2
         self._good = 0
         if lone:
@@ -216,7 +217,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         if tried and hint is not None:
             self._no_try_before = now + PRICE * hint
         if tried:
-            self._proven = 0.0
+            self._used = 0.0
         base = float(min(self.limit, others))
         if self._step or self._clean:  # only for the first of several rejects in a row
             give = base * SPARE
@@ -229,10 +230,10 @@ class AdaptiveLimit(ConcurrencyLimit):
         return not tried
 
     def cooled(self, now: float, inflight: int) -> None:
-        if self.limit + 1 < FALLEN * self._proven:
+        if now >= self.crowded_until and self.limit + 1 < FALLEN * self._used:
             self.reason = "serving again"
             self._floor, self._mark, self._clean, self._blame_until = self.limit, now, 0, now + SETTLE
-            self._set(self._proven, now, inflight)
+            self._set(self._used, now, inflight)
 
     def crowd(self, until: float) -> None:
         self.crowded_until = until
@@ -275,8 +276,8 @@ class AdaptiveLimit(ConcurrencyLimit):
                 elasticity = self._elasticity.value
                 self.reason = f"elasticity {elasticity:.2f}"
                 factor = DOWN if elasticity < LOW else UP if elasticity > HIGH and not self._capped else 1.0
-            if not self._capped or factor < 1.0 or base > self._proven:
-                self._proven = base
+            if not self._capped or factor < 1.0 or base > self._used:
+                self._used = base
             base *= factor if now >= self.crowded_until else min(1.0, factor)
         self._side = -self._side
         self._rounds += 1

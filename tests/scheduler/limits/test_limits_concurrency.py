@@ -265,6 +265,41 @@ def test_a_reject_long_after_a_try_is_news_about_the_capacity() -> None:
     assert window.limit in (11, 12)
 
 
+def fallen() -> AdaptiveLimit:
+    """A limit of 40 that was used for a whole round, and fell to 10."""
+    window = AdaptiveLimit(Random(0), 40)
+    window.sent(0.0, 40)
+    for _ in range(20):
+        window.ok(1.0, 0.0, 10, 39)
+    for _ in range(2):  # the first among good answers is noise
+        window.rejected(2.0, 1.5, None, 10)
+    assert window.limit == 10
+    return window
+
+
+def test_when_a_cooldown_ends_the_limit_returns_to_the_one_that_was_used_unless_that_is_rejected_too() -> None:
+    """When a request was sent after the return at 3 s, and when it was rejected -> the limit after the next cooldown."""
+    wrong = {}
+    for sent_at, rejected_at, limit in ((3.2, 3.3, 10), (3.2, 9.0, 10), (4.5, 9.0, 40)):
+        window = fallen()
+        window.cooled(3.0, 5)
+        assert window.limit == 40
+        for _ in range(2):
+            window.rejected(rejected_at, sent_at, None, 10)
+        assert window.limit == 10
+        window.cooled(10.0, 5)
+        if window.limit != limit:
+            wrong[sent_at, rejected_at] = window.limit
+    assert not wrong
+
+
+def test_the_limit_does_not_return_while_requests_wait_inside_the_server() -> None:
+    window = fallen()
+    window.crowd(4.0)
+    window.cooled(3.0, 5)
+    assert window.limit == 10
+
+
 def test_a_reject_while_nothing_is_served_shows_that_the_source_is_away_and_it_starts_again() -> None:
     window, now = capped(4)
     assert window.rejected(now + 1.0, now, None, 0)

@@ -285,7 +285,8 @@ def preparer(
 
 
 def _check_members(params: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
-    """Check the members of the JSON body. ``merged`` has those of ``extra_body`` too, whose names may be those of options."""
+    """Check the members of the JSON body. ``extra_body`` may set names that are also options of a call; so ``params`` alone is checked for
+    those, and ``merged`` for all else."""
     check_params(params)
     if merged.get("stream"):
         raise ConfigError(

@@ -22,7 +22,8 @@ CAUSES = 3  # number of errors that the message of a ``BatchFailed`` names
 
 
 class RouteState(NamedTuple):
-    """The fields of ``Progress`` that the endpoints of a batch's routes determine."""
+    """The fields of ``Progress`` that the endpoints of a batch's routes determine: the requests in flight and how many may be, the
+    endpoints out of service and all endpoints, the least and most seconds for the rest, and why nothing moves."""
 
     in_flight: int = 0
     window: int = 0

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.render import text_table
 from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.outcome import Failure
-from qreward.scheduler.routing import is_glob, matches
+from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, load_config, read_config, without_effect
 from qreward.settings.policies import Endpoint, Route
 from qreward.spelling import closest
@@ -63,33 +63,40 @@ def check(args: argparse.Namespace) -> int:
 
     Raises ``ConfigError`` for an invalid file; with ``--report``, an invalid file is one of the problems.
     """
-    problems: list[str] = []
-    checked: list[dict[str, Any]] = []
-    about = machine(args.config) if args.report else {}
+    found: dict[str, Any] = {"problems": []}
     try:
         config, asked = configuration(args.config)
-        checked = asyncio.run(check_all(config, args.timeout, calls=args.call, asked=asked))
-        wanted = SPARE_FILES + sum(each.limits.max_concurrency or 0 for each in config.endpoints)
-        if (limit := about.get("open_files")) is not None and wanted > limit:
-            problems.append(
-                f"the settings allow {wanted - SPARE_FILES} concurrent requests, but the process may open only {limit} files; "
-                f"raise the limit with `ulimit -n {wanted}`, or lower max_concurrency"
-            )
     except ConfigError as error:
         if not args.report:
             raise
-        if args.config or any(map(os.environ.get, (CONFIG_VARIABLE, *ADDRESSES))):  # otherwise there are no settings to check
-            problems.append(str(error))
+        config, asked = None, ()
+        found["problems"] = [str(error)] if args.config or any(map(os.environ.get, (CONFIG_VARIABLE, *ADDRESSES))) else []
+    if args.report:
+        found = {**machine(args.config), **found}
+        wanted = SPARE_FILES + sum(each.limits.max_concurrency or 0 for each in (() if config is None else config.endpoints))
+        if (limit := found["open_files"]) is not None and wanted > limit:
+            found["problems"].append(
+                f"the settings allow {wanted - SPARE_FILES} concurrent requests, but the process may open only {limit} files; "
+                f"raise the limit with `ulimit -n {wanted}`, or lower max_concurrency"
+            )
+    checked = [] if config is None else asyncio.run(check_all(config, args.timeout, calls=args.call, asked=asked))
     if args.json:
-        print(json.dumps({**about, "problems": problems, "endpoints": checked} if about else {"endpoints": checked}, indent=2))
+        print(json.dumps((found if args.report else {}) | {"endpoints": checked}, indent=2))
     else:
-        print("\n".join([*(_about(about) if about else ()), *([report(checked)] if checked else []), *problems]))
-    return 1 if problems or any(each["problems"] for each in checked) else 0
+        lines = [*_about(found), ""] if args.report else []
+        print("\n".join([*lines, *([report(checked)] if checked else []), *found["problems"]]))
+    return 1 if found["problems"] or any(each["problems"] for each in checked) else 0
 
 
 def machine(file: str | None) -> dict[str, Any]:
     """Return what ``--report`` adds: versions, the variables that are set, where the settings come from, and the limit of open files."""
     names = {match[1] for line in metadata.requires("qreward") or () if (match := _REQUIREMENT.match(line))}
+    found: dict[str, str | None] = {"qreward": metadata.version("qreward"), "python": platform.python_version()}
+    for name in sorted(names):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
     used = file or os.environ.get(CONFIG_VARIABLE)
     try:
         import resource  # noqa: PLC0415 - not on Windows
@@ -101,19 +108,12 @@ def machine(file: str | None) -> dict[str, Any]:
     others = sorted(name for name in os.environ if name.startswith("QREWARD_"))
     variables = dict.fromkeys((CONFIG_VARIABLE, VARIABLE, *ADDRESSES, *PROXIES, *others))
     return {
-        "versions": {"python": platform.python_version()} | {name: _version_of(name) for name in ("qreward", *sorted(names))},
+        "versions": found,
         "system": f"{platform.platform()}, {os.cpu_count()} CPUs",
         "settings": Secrets().hide(used) if used else next((name for name in ADDRESSES if os.environ.get(name)), None),
         "environment": {name: any(os.environ.get(each) for each in (name, name.lower())) for name in variables},
         "open_files": open_files,
     }
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _about(found: Mapping[str, Any]) -> Iterator[str]:
@@ -124,42 +124,34 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"settings     {found['settings'] or 'none found; `qreward init` writes a file; name it with --config or in QREWARD_CONFIG'}"
     are_set = (f"{name} {'set' if is_set else 'not set'}" for name, is_set in found["environment"].items())
     yield f"environment  {', '.join(are_set)}"
-    yield f"open files   {'no limit' if found['open_files'] is None else found['open_files']}\n"
+    yield f"open files   {'no limit' if found['open_files'] is None else found['open_files']}"
 
 
-def configuration(file: str | None) -> tuple[ClientConfig, list[ScorerModel]]:
+def configuration(file: str | None) -> tuple[ClientConfig, tuple[ScorerModel, ...]]:
     """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses."""
     if file is None:  # ``from_env`` is not called, because it logs warnings; this command prints them as notes
         named = os.environ.get(CONFIG_VARIABLE)
-        return (read_config(named)[0] if named else config_from_env()), []
+        return (read_config(named)[0] if named else config_from_env()), ()
     if file.startswith(("http://", "https://")):
         raise ConfigError("CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one")
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if not content.keys() & {"client", *SCORERS}:
-        return config_of(content, place), []
+        return config_of(content, place), ()
     found = reward_config_of(content, place)
     config = found.client or config_from_env()
-    check_reward_config(found, [route.pattern for route in routes_of(config)])
-    asked = []
-    for setting, stage in found.stages.items():
-        if isinstance(stage, str):
-            asked.append(ScorerModel(setting, stage, scores=True))
-        else:
-            asked += [ScorerModel(f"{setting}.model", model, scores=False) for model in stage.model]
-    return config, asked
-
-
-def routes_of(config: ClientConfig) -> list[Route]:
-    """Return the routes of a client with this configuration, in the order in which they are matched."""
-    return QRewardClient.from_config(config).list_routes()
+    check_reward_config(found, endpoints_by_pattern(config).items())
+    asked = (
+        ScorerModel(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
+        for setting, stage in found.stages.items()
+        for model in ((stage,) if isinstance(stage, str) else stage.model)
+    )
+    return config, tuple(asked)
 
 
 async def check_all(config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[ScorerModel] = ()) -> list[dict[str, Any]]:
     """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout."""
     config = resolved(config)
-    routes, notes = routes_of(config), list(without_effect(config))
-    found = [Examination(each, routes, asked, [text for name, text in notes if name == each.name]) for each in config.endpoints]
-    return await asyncio.gather(*(each.result(seconds, calls=calls) for each in found))
+    return await asyncio.gather(*(examine(endpoint, config, seconds, calls=calls, asked=asked) for endpoint in config.endpoints))
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:
@@ -192,10 +184,9 @@ def _row(each: dict[str, Any]) -> dict[str, str]:
 # one endpoint
 
 
-API_MODELS = "/models"
-"""Path under ``base_url``. All others are under the root of the server."""
+API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
-STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", SLOTS, _NIM_READY)
+STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS, _NIM_READY)
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
@@ -205,15 +196,9 @@ NO_SUCH_API = (400, 404, 405, 422, 500, 501)
 CALL_AT_LEAST = 30.0
 """Minimum timeout in seconds of the request that ``--call`` adds, because a model is slower than a status route."""
 ANY_NAME = "any"
-CHAT_ITEM = [{"role": "user", "content": "Say yes."}]
-REQUESTS: dict[str, Callable[[str], WireRequest]] = {
-    "chat": lambda model: WireRequest(CHAT, model, CHAT.validate(CHAT_ITEM), {"max_tokens": 1}, None),
-    "embeddings": lambda model: WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None),
-    "scores": lambda model: WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None),
-}
-"""What ``--call`` asks for -> function that makes the request to a model."""
 MAX_LISTED = 6
 """Maximum number of names that a message lists."""
+_REMEDY = "change models or the route, or map names with model_names"
 _EMPTY = "an empty list"
 _CHECK_PATH = "check the host, the port and the path of base_url"
 
@@ -226,14 +211,27 @@ class ScorerModel(NamedTuple):
     scores: bool  # True for a reward model, False for a judge
 
 
+def endpoints_by_pattern(config: ClientConfig) -> Routes[list[str]]:
+    """Return pattern -> names of the endpoints that serve it. A route replaces the endpoints' own pattern, as in a client."""
+    found: dict[str, list[str]] = {}
+    for endpoint in config.endpoints:
+        for pattern in endpoint.models:
+            found.setdefault(pattern, []).append(endpoint.name)
+    table: Routes[list[str]] = Routes()
+    for pattern, names in {**found, **{route.pattern: list(route.endpoints) for route in config.routes}}.items():
+        table.set(pattern, names)
+    return table
+
+
 class Examination:
     """What is known of one endpoint."""
 
-    def __init__(self, endpoint: Endpoint, routes: Sequence[Route], asked: Iterable[ScorerModel], notes: Sequence[str]) -> None:
-        self.endpoint, self.kind, self.noted = endpoint, kind_of(endpoint.kind), notes
-        self.patterns = [route.pattern for route in routes if endpoint.name in route.endpoints]
-        taken = ((each, next((route for route in routes if matches(route.pattern, each.model)), None)) for each in asked)
-        self.asked = [each for each, route in taken if route is not None and endpoint.name in route.endpoints]
+    def __init__(self, endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerModel]) -> None:
+        table = endpoints_by_pattern(config)
+        self.endpoint, self.config, self.kind = endpoint, config, kind_of(endpoint.kind)
+        self.asked = [each for each in asked if endpoint.name in (table.find(each.model) or ())]
+        routed = [route.pattern for route in config.routes if endpoint.name in route.endpoints]
+        self.patterns = sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
         self.replies: dict[str, Reply] = {}  # by path
         self.failure: str | None = None  # why no request was answered
         self.seconds: float | None = None  # of the fastest answer
@@ -247,49 +245,22 @@ class Examination:
     def answered(self) -> bool:
         return bool(self.called) and self.error is None
 
-    async def result(self, seconds: float, *, calls: bool) -> dict[str, Any]:
-        """Check the endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
-        await self.get_all(seconds)
-        uncalled = calls and self.replies and not await self.call(max(seconds, CALL_AT_LEAST))
-        load, seems, problems = self.load, self.seems(), list(self.problems())
-        usual = "ready, answered" if self.answered else "ready" if load.ready else "reachable"
-        state = next((state for state, _ in problems if state), usual)
-        why = "no model was called, because no model name is known; add a name without a wildcard to models"
-        return {
-            "name": self.endpoint.name,
-            "url": self.endpoint.base_url,
-            "kind": self.endpoint.kind,
-            "seems": seems if seems != self.endpoint.kind else None,
-            "reachable": bool(self.replies),
-            "state": state,
-            "ready": load.ready if state == usual or not self.replies else False,
-            "latency": None if self.seconds is None else round(self.seconds, 4),
-            "models": list(load.models),
-            "patterns": self.patterns,
-            "limits": load.limits,
-            "running": load.running,
-            "waiting": load.waiting,
-            "verify": self.endpoint.verify,
-            "auth": self.auth(),
-            "called": "answered" if self.answered else "failed" if self.error is not None else None,
-            "problems": [text for _, text in problems],
-            "notes": [*self.notes(is_well=not problems), *([why] if uncalled else [])],
-        }
-
     # requests
 
     async def get_all(self, seconds: float) -> None:
-        """Send all GET requests at once. Responses that take more than ``seconds`` are ignored."""
+        """Send one GET request, and if it is answered all others at once. Responses that take more than ``seconds`` are ignored."""
         try:
             connection = EndpointConnection(self.endpoint)
         except ConfigError as error:
             self.failure = str(error)
             return
+        first = (*self.kind.probe, "/health")[0]
         lists = (MODELS,) if self.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
-        paths = dict.fromkeys((*lists, *self.kind.probe, *STATUS_PATHS))
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.gather(*(self._get(connection, path) for path in paths))
+                await self._get(connection, first)
+                if self.failure is None:
+                    await asyncio.gather(*(self._get(connection, path) for path in (*lists, *STATUS_PATHS) if path != first))
         except TimeoutError:
             if not self.replies:
                 self.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
@@ -308,7 +279,7 @@ class Examination:
     async def _get(self, connection: EndpointConnection, path: str) -> None:
         began = perf_counter()
         try:
-            reply = await connection.transport.get(path if path == API_MODELS else connection.root + path)
+            reply = await connection.transport.get("/models" if path == API_MODELS else connection.root + path)
         except TransportError as error:
             if not self.replies:
                 self.failure = connection.secrets.hide(str(error))
@@ -320,22 +291,32 @@ class Examination:
 
     async def call(self, seconds: float) -> bool:
         """Send one small request for each model that scores, or else for one model. Returns False if no name of a model is known."""
-        chats, model = self.endpoint.reward is None and self.kind.chat, self._model_to_call()
-        asked = self.asked or ([] if model is None else [ScorerModel("models", model, scores=not chats)])
-        sent = (self._call(each.model, "scores" if each.scores else "chat", seconds) for each in asked)
-        self.error = next(filter(None, await asyncio.gather(*sent)), None)
-        self.called = [each.model for each in asked]
-        for what in ("embeddings", "scores") if chats and not self.asked and self._status() in NO_SUCH_API else ():
-            if await self._call(self.called[0], what, seconds) is None:
+        if self.asked:
+            self.called = [each.model for each in self.asked]
+            sent = (self._call(each.model, "scores" if each.scores else "chat", seconds) for each in self.asked)
+            self.error = next(filter(None, await asyncio.gather(*sent)), None)
+            return True
+        if (model := self._model_to_call()) is None:
+            return False
+        chats = self.endpoint.reward is None and self.kind.chat
+        self.called, self.error = [model], await self._call(model, "chat" if chats else "scores", seconds)
+        for what in ("embeddings", "scores") if chats and self._status() in NO_SUCH_API else ():
+            if await self._call(model, what, seconds) is None:
                 self.instead, self.error = what, None
                 break
-        return bool(asked)
+        return True
 
     async def _call(self, model: str, what: str, seconds: float) -> QRewardError | None:
+        if what == "scores":
+            request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
+        elif what == "embeddings":
+            request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
+        else:
+            request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
         backend = HttpBackend()
         try:
             async with asyncio.timeout(seconds):
-                outcome = await backend.send(self.endpoint, REQUESTS[what](model))
+                outcome = await backend.send(self.endpoint, request)
             return outcome.error if isinstance(outcome, Failure) else None
         except TimeoutError:
             name = self.endpoint.name
@@ -347,7 +328,8 @@ class Examination:
 
     def _model_to_call(self) -> str | None:
         served = [ANY_NAME if name == "*" else name for name in self.load.models if name == "*" or not is_glob(name)]
-        known = (name for name in (*self.patterns, *self.endpoint.model_names, *served) if not is_glob(name))
+        renamed = self.endpoint.model_names
+        known = [*(pattern for pattern in self.patterns if not is_glob(pattern)), *renamed, *_called(renamed, served)]
         named = next((name for name in known if any(matches(pattern, name) for pattern in self.patterns)), None)
         return named if named is not None or self.kind.lists_models else next(iter(self.load.models), ANY_NAME)
 
@@ -359,18 +341,14 @@ class Examination:
     def statuses(self, paths: Iterable[str]) -> list[int]:
         return [self.replies[path].status for path in paths if path in self.replies]
 
-    @property
-    def denied(self) -> int | None:
-        """The status with which the server refuses the key or requires one. A model request counts more than the GET requests."""
-        seen = () if self.answered else (self._status(), *self.statuses(GUARDED))
-        return next((status for status in seen if status in (401, 403)), None)
-
     def auth(self) -> str:
-        """Return whether the server accepts the key."""
+        """Return whether the server accepts the key. A model request counts more than the GET requests."""
         has_key = self.endpoint.api_key is not None or bool(self.endpoint.headers)
-        if self.denied is not None:
-            return f"{'refused' if has_key else 'required'} ({self.denied})"
-        if self.answered or any(200 <= status < 300 for status in self.statuses(GUARDED)):
+        seen = self.statuses(GUARDED)
+        refused = None if self.answered else next((status for status in (self._status(), *seen) if status in (401, 403)), None)
+        if refused is not None:
+            return f"refused ({refused})" if has_key else f"required ({refused})"
+        if self.answered or any(200 <= status < 300 for status in seen):
             return "not refused" if has_key else "not needed"
         return "?"
 
@@ -382,15 +360,17 @@ class Examination:
         if self.load.ready is False:
             yield "not ready", "it answers that it is not ready; wait until it has loaded its model, or look into its log"
         if moved := next((path for path, reply in self.replies.items() if 300 <= reply.status < 400), None):
+            path = "/models" if moved == API_MODELS else moved
             status = self.replies[moved].status
-            yield "redirects", f"it redirects ({status} for {moved}); redirects are not followed; set base_url to the final address"
+            yield "redirects", f"it redirects ({status} for {path}); redirects are not followed; set base_url to the final address"
         if not self.answered and (found := self._of_path()):
             yield found
-        if self.denied is not None and (auth := self.auth()).startswith("refused"):
-            yield f"key {auth}", f"it refuses the key that was sent ({self.denied}); check api_key, or headers if it is sent there"
-        elif self.denied is not None:
+        auth = self.auth()
+        if auth.startswith("refused"):
+            yield f"key {auth}", f"it refuses the key that was sent ({auth[9:-1]}); check api_key, or headers if it is sent there"
+        if auth.startswith("required"):
             remedy = "set api_key, such as ${JUDGE_KEY}, or OPENAI_API_KEY"
-            yield f"key {self.auth()}", f"it requires a key, and none was sent ({self.denied}); {remedy}"
+            yield f"key {auth}", f"it requires a key, and none was sent ({auth[10:-1]}); {remedy}"
         if self.error is not None:
             yield f"call failed ({self._status()})" if self._status() else "call failed", f"a call failed: {self.error}"
         kind, seems = self.endpoint.kind, self.seems()
@@ -398,9 +378,9 @@ class Examination:
             yield "", f"it seems to be a server of kind {seems!r}, not {kind!r}; set kind to {seems!r}"
         yield from (("", text) for wanted, text in self._of_models() if not self._was_answered(wanted))
 
-    def notes(self, *, is_well: bool) -> Iterator[str]:
-        """Yield what does not make calls fail. ``is_well`` says that there are no problems."""
-        endpoint, kind, seems = self.endpoint, self.endpoint.kind, self.seems()
+    def notes(self) -> Iterator[str]:
+        """Yield what does not make calls fail."""
+        kind, endpoint, seems = self.endpoint.kind, self.endpoint, self.seems()
         if kind == "openai" and seems is not None:
             yield f"it seems to be a server of kind {seems!r}; with kind {seems!r} it can be asked for scores and for its load"
         if self.instead is not None:
@@ -409,13 +389,14 @@ class Examination:
             for model in self.called:
                 if not _lists(self.load.models, model):
                     yield f"its list of models has no {model!r}, but it answered a call for this model"
-        if is_well and self.kind.lists_models and not self.is_listed:
+        unlisted = self.replies and not self.is_listed and self.kind.lists_models
+        if unlisted and (self.answered or self._refusal() is None) and not self.auth().startswith(("refused", "required")):
             yield "it does not list its models, so their names could not be checked; check them with --call"
         if endpoint.probe is not None and not self.kind.probe:
             yield f"probe has no effect: a server of kind {kind!r} has no status route"
         if endpoint.base_url.startswith("https") and endpoint.verify is False:
             yield "its certificate is not verified; set verify to the path of its CA bundle instead of false"
-        yield from self.noted
+        yield from (text for name, text in without_effect(self.config) if name == endpoint.name)
 
     def _of_path(self) -> tuple[str, str] | None:
         """Return the state and the problem if ``base_url`` seems not to be the root of an API that the endpoint can use."""
@@ -459,14 +440,17 @@ class Examination:
 
     def seems(self) -> str | None:
         """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns."""
-        bodies = {path: reply.body for path, reply in self.replies.items() if reply.status == 200}
-        metrics, ready = b"\n" + bodies.get("/metrics", b""), bodies.get(_NIM_READY, b"<")
+        bodies = {path: reply.body for path, reply in self.replies.items()}
+        info, queue = (
+            read_load(path, self.replies[path].status, bodies[path]) if path in bodies else Load() for path in ("/info", "/v1/loads")
+        )
+        metrics, ready = b"\n" + bodies.get("/metrics", b""), self.replies.get(_NIM_READY)
         owners = b"".join(bodies.get(path, b"") for path in (API_MODELS, MODELS)).replace(b" ", b"")
         signs = {
-            "tei": b"\nte_queue_size" in metrics or b'"max_client_batch_size"' in bodies.get("/info", b""),
-            "sglang": b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners,
+            "tei": info.items is not None or b"\nte_queue_size" in metrics,
+            "sglang": b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners or queue.running is not None,
             "vllm": b"\nvllm:" in metrics or b'"owned_by":"vllm"' in owners,
-            "nim": not ready.lstrip().startswith(b"<"),
+            "nim": ready is not None and ready.status == 200 and not ready.body.lstrip().startswith(b"<"),
         }
         return next((kind for kind, shown in signs.items() if shown), None)
 
@@ -478,30 +462,67 @@ class Examination:
         for name, there in renamed.items():
             if not _lists(served, there):
                 yield name, f"model_names maps {name!r} to {there!r}, but it serves {_served(there, served)}; correct model_names"
-        remedies = dict.fromkeys(self.patterns, "change models or the route, or map names with model_names")
+        for pattern in self.patterns:
+            if is_glob(pattern):
+                if not any(is_glob(name) or matches(pattern, name) for name in _called(renamed, served)):
+                    yield pattern, f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
+            elif pattern not in renamed and not _lists(served, pattern):
+                yield pattern, f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
         for setting, model, _ in self.asked:
-            if model not in self.endpoint.models:
-                remedies[model] = f"change {setting}, or map the name with model_names"
-        for wanted, remedy in remedies.items():
-            if _lists((*renamed, *served), wanted):
-                continue
-            if is_glob(wanted):
-                yield wanted, f"it serves {_served(wanted, served)}, none of which matches {wanted!r}; {remedy}"
-            else:
-                yield wanted, f"it does not serve {wanted!r}, but {_served(wanted, served)}; {remedy}"
+            if model not in (*renamed, *self.endpoint.models) and not _lists(served, model):
+                remedy = f"change {setting}, or map the name with model_names"
+                yield model, f"it does not serve {model!r}, but {_served(model, served)}; {remedy}"
 
     def _was_answered(self, wanted: str) -> bool:
         return self.answered and any(matches(wanted, model) for model in self.called)
 
 
-def _lists(served: Iterable[str], wanted: str) -> bool:
-    """Return whether one of the served names or patterns is the wanted name, or matches the wanted pattern."""
-    return any((is_glob(wanted) and is_glob(each)) or matches(each, wanted) or matches(wanted, each) for each in served)
+def _lists(served: Iterable[str], name: str) -> bool:
+    return any(name == each or matches(each, name) for each in served)
+
+
+def _called(renamed: Mapping[str, str], there: Iterable[str]) -> list[str]:
+    """Return the names under which the served models can be requested."""
+    there = list(there)
+    return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
 def _served(name: str, served: tuple[str, ...]) -> str:
     names = list(dict.fromkeys((*closest(name, served, most=MAX_LISTED), *served)))
     return ", ".join(map(repr, names[:MAX_LISTED])) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
+
+
+async def examine(
+    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, asked: Iterable[ScorerModel] = ()
+) -> dict[str, Any]:
+    """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
+    found = Examination(endpoint, config, asked)
+    await found.get_all(seconds)
+    uncalled = calls and found.replies and not await found.call(max(seconds, CALL_AT_LEAST))
+    load, seems, problems = found.load, found.seems(), list(found.problems())
+    usual = "ready, answered" if found.answered else "ready" if load.ready else "reachable"
+    state = next((state for state, _ in problems if state), usual)
+    why = "no model was called, because no model name is known; add a name without a wildcard to models"
+    return {
+        "name": endpoint.name,
+        "url": endpoint.base_url,
+        "kind": endpoint.kind,
+        "seems": seems if seems != endpoint.kind else None,
+        "reachable": bool(found.replies),
+        "state": state,
+        "ready": load.ready if state == usual or not found.replies else False,
+        "latency": None if found.seconds is None else round(found.seconds, 4),
+        "models": list(load.models),
+        "patterns": found.patterns,
+        "limits": load.limits,
+        "running": load.running,
+        "waiting": load.waiting,
+        "verify": endpoint.verify,
+        "auth": found.auth(),
+        "called": "answered" if found.answered else "failed" if found.error is not None else None,
+        "problems": [text for _, text in problems],
+        "notes": [*found.notes(), *([why] if uncalled else [])],
+    }
 
 
 # qreward route
@@ -516,7 +537,7 @@ def add_route(parser: argparse.ArgumentParser) -> None:
 def route(args: argparse.Namespace) -> int:
     """Print the route, and return 0. Raises ``ConfigError`` for an invalid file, and ``NoEndpoint`` if no route matches."""
     config = resolved(load_config(args.config))
-    routes = routes_of(config)
+    routes = QRewardClient.from_config(config).list_routes()
     found = [route for route in routes if matches(route.pattern, args.model)]
     if not found:
         patterns = ", ".join(repr(route.pattern) for route in routes)

@@ -51,8 +51,11 @@ class BatchProgress(Protocol):
 
 
 class ResultSettings(NamedTuple):
-    """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`, and ``prices``: the name
-    of an endpoint -> US dollars for a million prompt and completion tokens."""
+    """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`.
+
+    ``progress`` is closed when the batch ends, however it ends. Without ``keep``, ``BatchWaiter.run`` returns an empty batch with its
+    statistics. ``prices`` has US dollars for a million prompt and completion tokens, by name of the endpoint.
+    """
 
     deadline: float | None = None
     on_result: Callable[[Result[Any]], object] | None = None
@@ -505,10 +508,22 @@ class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
 
 
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
-    same = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
-    counts: dict[str, Any] = {name: getattr(counters, name) for name in same}
-    counts |= {"answered": counters.ok, "completion_tokens": counters.output_tokens}
-    return EndpointStats(**counts, p50=latency.at(0.5), p95=latency.at(0.95), p99=latency.at(0.99), **more)
+    return EndpointStats(
+        sent=counters.sent,
+        answered=counters.ok,
+        rejected=counters.rejected,
+        retried=counters.retried,
+        hedged=counters.hedged,
+        failed=counters.failed,
+        cancelled=counters.cancelled,
+        prompt_tokens=counters.prompt_tokens,
+        completion_tokens=counters.output_tokens,
+        cached_tokens=counters.cached_tokens,
+        p50=latency.at(0.5),
+        p95=latency.at(0.95),
+        p99=latency.at(0.99),
+        **more,
+    )
 
 
 def size_of(items: object) -> int | None:

@@ -361,13 +361,15 @@ class LoopDriver:
 
     async def run_attempts(self, first: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in the current asyncio task. Report their outcomes."""
-        me: Any = asyncio.current_task()
+        me = asyncio.current_task()
+        assert me is not None
         attempt: Attempt | None = first
         outcome: Outcome
         turns = 0
         while attempt is not None:
             turns += 1
-            before, outcome = me.cancelling(), CANCELLED
+            before = me.cancelling()
+            outcome = CANCELLED  # unless the attempt is carried out to its end
             try:
                 if attempt.cancel_reason is None:  # otherwise cancelled before it began
                     attempt.handle, task = me, attempt.task

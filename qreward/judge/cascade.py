@@ -369,7 +369,7 @@ class _Batch:
         stats = BatchStats(done, self._ok, done - self._ok, seconds, endpoints, cost=cost, decided_by=self._decided_by)
         batch = BatchResult([self._results[index] for index in sorted(self._results)], stats)
         if (error := self._failure) is not None:
-            what = f"the batch stopped after {done} items ({type(error).__name__}: {error}); .results holds what is done"
+            what = f"the batch stopped after {done} items were done ({type(error).__name__}: {error}); .results holds what is done"
             raise BatchInterrupted(what, batch) from error
         return batch
 

@@ -244,8 +244,8 @@ class JudgeConfig(Policy):
     @classmethod
     def _named(cls, value: str) -> str:
         if ":" not in value and value not in _VERDICTS:
-            hint = did_you_mean(value, _VERDICTS)
-            raise ValueError(f"unknown verdict {value!r}; {hint} A verdict of your own is written module:Class")
+            hint = did_you_mean(value, _VERDICTS, otherwise="a verdict of your own is written module:Class, and the names are")
+            raise ValueError(f"unknown verdict {value!r}; {hint}")
         return value
 
     @field_validator("params")

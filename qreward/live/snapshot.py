@@ -129,6 +129,12 @@ class Snapshot(_Part):
     why: list[str] = Field(description="one sentence for each kind of work that waits")
 
 
+COUNTS = (
+    "sent", "rejected", "failed", "server_errors", "retried", "hedged", "cancelled", "prompt_tokens", "output_tokens", "cached_tokens",
+)  # fmt: skip
+"""Counts of an endpoint that are fields of its tally."""
+
+
 class SnapshotMaker:
     """Makes the explanations and the snapshots of one client."""
 
@@ -223,7 +229,7 @@ class SnapshotMaker:
 
     def _endpoint(self, now: float, source: Source, answers: float, tokens: float) -> EndpointSnapshot:
         tally, reason, endpoint = source.tally, reason_of(now, source), cast("Endpoint", source.endpoint)
-        counts = {name: getattr(tally, name) for name in Totals.model_fields if hasattr(tally, name)}
+        counts = {name: getattr(tally, name) for name in COUNTS}
         price, fault = self._prices.get(source.name), source.fault
         return EndpointSnapshot(
             name=source.name,

@@ -64,7 +64,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
 Portion = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
 Quantile = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
-Seconds = Annotated[Positive, "seconds"]
+Seconds = Annotated[Positive, "seconds"]  # a type of its own, by which the tests of the pages recognise seconds
 Weight = Positive
 Rate = Positive
 SomeSeconds = NotNegative

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import Accepting, Many, Policy, Seconds, instead, repeated, with_faults, wrong
@@ -31,7 +31,13 @@ def _transport(value: object) -> object:
     raise ValueError(f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient{instead(value, TRANSPORTS, origin)}")
 
 
-_ROUTES = TypeAdapter(dict[str, Route])
+def _not_none(value: object) -> object:
+    if value is None:
+        raise ValueError("must be a mapping with endpoints, strategy and weights")
+    return value
+
+
+_ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
 
 
 class ClientConfig(Policy):
@@ -71,9 +77,10 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        if strays := [key for key, body in value.items() if not isinstance(body, Mapping) or "pattern" in body]:
-            raise wrong(*(((key,), "must be a mapping with endpoints, strategy and weights") for key in strays))
-        return list(_ROUTES.validate_python({key: {"pattern": key, **body} for key, body in value.items()}).values())
+        named = {
+            key: {"pattern": key, **body} if isinstance(body, Mapping) and "pattern" not in body else None for key, body in value.items()
+        }
+        return list(_ROUTES.validate_python(named).values())
 
     @field_validator("endpoints")
     @classmethod
@@ -138,7 +145,7 @@ OVERLAY = ".overlay.json"
 class _Overlay(Policy):
     """The content of an overlay: endpoint -> name of a limit -> limit, and endpoint -> why."""
 
-    limits: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    limits: dict[str, dict[str, Any]] = Field(default_factory=dict)
     reasons: dict[str, str] = Field(default_factory=dict)
 
     @classmethod

@@ -60,7 +60,7 @@ def read_settings(
     source: str | Path | Mapping[str, Any], *, empty: str, known: str = "", expand: bool = True
 ) -> tuple[dict[str, Any], SettingsLocation]:
     """Return the settings in a file or mapping, and their location. Raises ``ConfigError``, which names the file and contains no values."""
-    place = SettingsLocation("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()), content=source)
+    place = SettingsLocation("configuration" if isinstance(source, Mapping) else str(Path(str(source)).expanduser()), content=source)
     try:
         if not isinstance(source, Mapping):
             place.content, place.text = _parse(Path(str(place)))

@@ -222,7 +222,7 @@ class CallWatcher:
             "qreward.queue.wait_time": queued(task, now),
             "qreward.hedge.count": task.copies if task.sends > 1 else None,
             "gen_ai.response.time_to_first_chunk": call.first,
-            "gen_ai.response.finish_reasons": None if failure is None or call.first is None else ("error",),
+            "gen_ai.response.finish_reasons": None if failure is None or call.first is None else ("error",),  # a stream that broke off
             "error.type": failure,
         }
         if isinstance(end, Answer) and not call.merged:  # the span of a merged request records the tokens

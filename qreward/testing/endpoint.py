@@ -331,6 +331,7 @@ class FakeEndpointState:
         return None
 
     def point(self) -> float:
+        """Return the share (0 to 1) of a body that is sent before a fault ends the body."""
         fixed = self.spec.faults.point
         return self._points.random() if fixed is None else fixed
 

@@ -82,18 +82,23 @@ def _of_metrics(body: bytes) -> Load:
 
 
 def _of_loads(body: bytes) -> Load:
-    """Parse SGLang's ``/v1/loads``, which has one entry per replica."""
-    rows = _rows(_object(body).get("loads"))
-    running, waiting, most = (_sum(rows, name) for name in ("num_running_reqs", "num_waiting_reqs", "max_running_requests"))
+    """Parse SGLang's ``/v1/loads``, which has one entry per replica, or the array that older versions send at ``/get_load``."""
+    document = _document(body)
+    rows = _rows(document.get("loads") if isinstance(document, dict) else document)
+    running, waiting, both = (_sum(rows, name) for name in ("num_running_reqs", "num_waiting_reqs", "num_reqs"))
+    if running is None and both is not None:  # the num_reqs of /get_load includes waiting requests
+        running = max(0.0, both - (waiting or 0.0))
+    most = _sum(rows, "max_running_requests")
     return Load(running=running, waiting=waiting, concurrency=int(most or 0) or None)
 
 
 def _of_info(body: bytes) -> Load:
     document = _object(body)
     names = ("max_client_batch_size", "max_concurrent_requests", "max_input_length", "max_batch_tokens")
-    limits = [int(_amount(document, name) or 0) or None for name in names]
+    items, concurrency, length, tokens = (int(_amount(document, name) or 0) or None for name in names)
     model = document.get("model_id")
-    return Load(None, None, None, (model,) if isinstance(model, str) and model else (), *limits)
+    models = (model,) if isinstance(model, str) and model else ()
+    return Load(models=models, items=items, concurrency=concurrency, input_tokens=length, batch_tokens=tokens)
 
 
 def _of_models(body: bytes) -> Load:
@@ -111,6 +116,7 @@ def _of_slots(body: bytes) -> Load:
 READERS: dict[str, Callable[[bytes], Load]] = {
     "/metrics": _of_metrics,
     "/v1/loads": _of_loads,
+    "/get_load": _of_loads,
     "/info": _of_info,
     MODELS: _of_models,
     SLOTS: _of_slots,

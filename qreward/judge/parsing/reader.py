@@ -167,10 +167,7 @@ class TextReader:
         if (
             (rivals and (not ends_line or any(at == place or ends for at, ends in rivals)))
             or any(other != value for other, _ in objects)
-            or any(
-                at not in places and OBJECT not in words and (other := self._verdict.fullmatch(words)) and self._stated(other) != value
-                for at, words in enumerate(self._with_headings(found))
-            )
+            or any(self._states_other(words, value) for at, words in enumerate(self._with_headings(found)) if at not in places)
         ):
             raise Unreadable("The answer gives more than one verdict.")
         before = match.string[: match.start()]
@@ -194,6 +191,10 @@ class TextReader:
             or _NOT_OWN.search(before)
             or _NEGATION.search(clause)
         )
+
+    def _states_other(self, words: str, value: Any) -> bool:
+        match = self._verdict.fullmatch(words)
+        return match is not None and OBJECT not in words and self._stated(match) != value
 
     # in a sentence
 

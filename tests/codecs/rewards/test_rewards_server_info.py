@@ -51,6 +51,7 @@ TOLD: list[tuple[str, Any, Load]] = [
     ("/metrics", SGLANG, Load(running=4.0, waiting=5.0)),
     ("/metrics", b"# TYPE te_queue_size gauge\r\nte_queue_size 6\r\n", Load(waiting=6.0)),
     ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, concurrency=128)),
+    ("/get_load", [{"dp_rank": 0, "num_reqs": 9, "num_waiting_reqs": 4, "num_tokens": 8}], Load(running=5.0, waiting=4.0)),
     ("/info", INFO, Load(models=("BAAI/x",), items=32, concurrency=512, input_tokens=510, batch_tokens=16384)),
     ("/v1/models", {"data": [{"id": "a"}, {"id": 7}, {}, "b", {"id": "c"}]}, Load(ready=True, models=("a", "c"))),
     ("/v1/loads", {"loads": [{}]}, Load()),
@@ -77,7 +78,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["loads", "data", "id", "num_running_reqs", *INFO]), inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["loads", "data", "id", "num_reqs", "num_running_reqs", *INFO]), inner, max_size=4)
     ),
     max_leaves=12,
 )

@@ -117,9 +117,7 @@ def in_words(value: object, name: str) -> str:
 
 
 def is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    if not isinstance(value, list | tuple) or not value or not isinstance(value[0], Mapping):
-        return False
-    return all(isinstance(each, Mapping) and "role" in each for each in value)
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
 def _is_content(value: object) -> bool:

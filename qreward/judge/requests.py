@@ -94,8 +94,8 @@ class ItemPrompt(Prompt):
 
 
 class ItemQuestions(NamedTuple):
-    """What all items with the same rubric are asked: for each model its prompt, its questions, each of which is one request, and their
-    texts; how the answers are aggregated; and whether the requests of an item form a group, as a model has several questions."""
+    """What all items with the same rubric are asked. ``models`` has for each model its prompt, its questions (one request each) and their
+    texts. ``decide`` aggregates the answers. ``grouped`` is True if a model has several questions."""
 
     models: Sequence[tuple[ItemPrompt, Sequence[JudgeModel], Sequence[str]]]
     decide: Decide

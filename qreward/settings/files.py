@@ -44,8 +44,10 @@ class SettingsLocation:
 
 def _with_name(path: Path_, text: str, content: Any) -> str:
     """Return a message with the name of a list item, as in ``endpoints.1.limits (of 'api'): ...``."""
+    if "name" in path:
+        return text
     setting, colon, message = text.partition(": ")
-    for depth, part in enumerate(path if "name" not in path else (), 1):
+    for depth, part in enumerate(path, 1):
         try:
             content = content[part]
         except (TypeError, LookupError):

@@ -219,7 +219,7 @@ def test_a_bar_inside_another_goes_away_when_it_is_done_and_the_outer_one_stays(
     def run_one() -> Any:
         meter = meter_of(True, 1, title="rewards")
         meter.add(good())
-        bar = meter._view._bar  # type: ignore[union-attr]
+        bar = meter._view._bar  # type: ignore[union-attr, attr-defined]
         meter.close()
         assert bar.disable  # tqdm's word for closed
         return bar
@@ -368,7 +368,7 @@ def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
         clock = Clock()
         meter = meter_of(True, 3, clock=clock)
         meter.refresh()
-        bar = meter._view._bar  # type: ignore[union-attr]
+        bar = meter._view._bar  # type: ignore[union-attr, attr-defined]
         terminal.broken = True
         for _ in range(3):
             clock.now += 1.0

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import chain, count
+from itertools import chain
 from math import isfinite
 from typing import Any, NamedTuple, Unpack, cast
 
@@ -345,7 +345,7 @@ class _Batch:
         self._left: dict[int, Any] = {}  # the items without a final result
         self._before: dict[int, list[Result[Verdict]]] = {}  # what earlier stages found
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
-        self._ok = 0
+        self._read = self._ok = 0
         self._stats: list[BatchStats] = []
         self._failure: BaseException | None = None
         self._is_stopped = False  # ``on_result`` or a later stage raised an exception
@@ -369,7 +369,7 @@ class _Batch:
         stats = BatchStats(done, self._ok, done - self._ok, seconds, endpoints, cost=cost, decided_by=self._decided_by)
         batch = BatchResult([self._results[index] for index in sorted(self._results)], stats)
         if (error := self._failure) is not None:
-            what = f"the batch stopped after {done} items were done ({type(error).__name__}: {error}); .results holds what is done"
+            what = f"the batch stopped after {self._read} items ({type(error).__name__}: {error}); .results holds what is done"
             raise BatchInterrupted(what, batch) from error
         return batch
 
@@ -408,10 +408,10 @@ class _Batch:
                 self._failure, self._is_stopped = self._failure or error, True
 
     async def _noted(self) -> AsyncIterator[Any]:
-        numbers = count()
         async with aclosing(one_by_one(self._input)) as items:
             async for item in items:
-                self._left[next(numbers)] = item
+                self._left[self._read] = item
+                self._read += 1
                 yield item
 
     def _late(self, why: str = "") -> DeadlineExceeded:
@@ -426,6 +426,7 @@ class _Batch:
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure
+        self._read = max(self._read, index + 1)
         outcome, is_final = self._stages[place].judged(result.error or result.value)
         if is_final:
             self._end(place, index, result, outcome)

@@ -28,13 +28,13 @@ from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.functions.watcher import ConfigWatcher
 from qreward.integrations.trainers.settings import (
     RESERVED,
-    SCORERS,
     VARIABLE,
     Failure,
     RewardConfig,
     Source,
     check,
     load_reward_config,
+    name_source_in_errors,
     prompt_fields,
     template_fields,
 )
@@ -311,13 +311,9 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
 
 def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
     """Make the scorer of the settings. A ``ConfigError`` names their source. Closing the scorer does not close the client."""
-    check(config, [route.pattern for route in client.list_routes()])
-    try:
+    with name_source_in_errors(config):
+        check(config, [route.pattern for route in client.list_routes()])
         return make_scorer(client, config.scorer, owns_client=False)
-    except ConfigError as error:
-        setting = next(name for name in SCORERS if getattr(config, name) is not None)
-        where = config.place if str(error).startswith(f"{setting}:") else f"{config.place}: {setting}"
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from math import isfinite, nan
 from pathlib import Path
@@ -219,6 +220,18 @@ def _names(prompt: str, system: str) -> frozenset[str]:
     return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # filled by the judge
 
 
+@contextmanager
+def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
+    """Add the source of the settings and the name of the wrong setting to a ``ConfigError`` that is raised inside the context."""
+    try:
+        yield
+    except ConfigError as error:
+        scorer = next(name for name in SCORERS if getattr(config, name) is not None)
+        text = str(error)
+        setting = "" if text.startswith(("columns", f"{scorer}:", f"{scorer}.")) else f"{scorer}: "
+        raise ConfigError(f"{config.place}: {setting}{text}") from None
+
+
 def check(config: RewardConfig, routes: Iterable[str]) -> None:
     """Check settings before the first reward. ``routes`` are the patterns of the models that the client serves.
 
@@ -230,7 +243,6 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
         for model in models:
             if not any(matches(pattern, model) for pattern in patterns):
                 hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")  # patterns are shorter than names
-                raise ConfigError(f"{config.place}: {where}: no endpoint of the client serves the model {model!r}; {hint}")
+                raise ConfigError(f"{where}: no endpoint of the client serves the model {model!r}; {hint}")
     for field in config.columns.keys() - known:
-        hint = did_you_mean(field, sorted(known), otherwise="the fields are")
-        raise ConfigError(f"{config.place}: columns: unknown field {field!r}; {hint}")
+        raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")

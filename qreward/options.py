@@ -263,25 +263,24 @@ def preparer(
 
     The options of a call can be passed as keywords. Those that do not concern the request are ignored.
     """
-    headers, body = extra_headers, extra_body
     if not isinstance(model, str) or not model:
         what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
         several = not isinstance(model, str) and isinstance(model, Sequence | Iterator)
         pairs = "; several items are one argument, such as zip(prompts, responses)" if several else ""
         raise ConfigError(f"model must be the name of a model, not {what}{pairs}")
-    if body is not None and not isinstance(body, Mapping):
-        raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
-    if headers is not None and not isinstance(headers, Mapping):
-        raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
-    merged = {**params, **body} if body else params
+    if extra_body is not None and not isinstance(extra_body, Mapping):
+        raise ConfigError(f"extra_body must be a mapping, not a {type(extra_body).__name__}")
+    if extra_headers is not None and not isinstance(extra_headers, Mapping):
+        raise ConfigError(f"extra_headers must be a mapping, not a {type(extra_headers).__name__}")
+    merged = {**params, **extra_body} if extra_body else params
     if merged:
         _check_members(params, merged)
-    if headers is not None:
-        connection_settings.check_call_headers(headers, model)
+    if extra_headers is not None:
+        connection_settings.check_call_headers(extra_headers, model)
     validate = codec.validate
     if callable(group):
-        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
-    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
+        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, extra_headers, group(inputs))
+    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, extra_headers, group)
 
 
 def _check_members(params: Mapping[str, Any], merged: Mapping[str, Any]) -> None:

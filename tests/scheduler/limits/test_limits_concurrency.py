@@ -231,14 +231,20 @@ def test_after_a_reject_it_tries_one_more_and_doubles_the_step_while_that_succee
     assert all(1 <= seconds <= 2 for _, seconds in steps[1:]), "not before the last one has settled"
 
 
-def test_a_round_before_a_reject_is_not_compared_with_one_after_it() -> None:
-    """Answers are four times quicker after the reject: compared, that would say that more requests in flight bring nothing."""
+def fallen(served: int) -> AdaptiveLimit:
+    """A limit of 40 that was used for a whole round, and fell to what was still served."""
     window = AdaptiveLimit(Random(0), 40)
     window.sent(0.0, 40)
     for _ in range(20):
         window.ok(2.0, 0.0, 10, 39)
     for _ in range(2):  # the first among good answers is noise
-        window.rejected(2.1, 2.0, None, 20)
+        window.rejected(2.1, 2.0, None, served)
+    return window
+
+
+def test_a_round_before_a_reject_is_not_compared_with_one_after_it() -> None:
+    """Answers are four times quicker after the reject: compared, that would say that more requests in flight bring nothing."""
+    window = fallen(20)
     assert 19 <= window.limit <= 20
     assert tried(window, 2.1) < 20.0
 
@@ -265,23 +271,12 @@ def test_a_reject_long_after_a_try_is_news_about_the_capacity() -> None:
     assert window.limit in (11, 12)
 
 
-def fallen() -> AdaptiveLimit:
-    """A limit of 40 that was used for a whole round, and fell to 10."""
-    window = AdaptiveLimit(Random(0), 40)
-    window.sent(0.0, 40)
-    for _ in range(20):
-        window.ok(1.0, 0.0, 10, 39)
-    for _ in range(2):  # the first among good answers is noise
-        window.rejected(2.0, 1.5, None, 10)
-    assert window.limit == 10
-    return window
-
-
 def test_when_a_cooldown_ends_the_limit_returns_to_the_one_that_was_used_unless_that_is_rejected_too() -> None:
     """When a request was sent after the return at 3 s, and when it was rejected -> the limit after the next cooldown."""
     wrong = {}
     for sent_at, rejected_at, limit in ((3.2, 3.3, 10), (3.2, 9.0, 10), (4.5, 9.0, 40)):
-        window = fallen()
+        window = fallen(10)
+        assert window.limit == 10
         window.cooled(3.0, 5)
         assert window.limit == 40
         for _ in range(2):
@@ -294,7 +289,8 @@ def test_when_a_cooldown_ends_the_limit_returns_to_the_one_that_was_used_unless_
 
 
 def test_the_limit_does_not_return_while_requests_wait_inside_the_server() -> None:
-    window = fallen()
+    window = fallen(10)
+    assert window.limit == 10
     window.crowd(4.0)
     window.cooled(3.0, 5)
     assert window.limit == 10

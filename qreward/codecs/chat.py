@@ -155,12 +155,17 @@ def paired(text: str) -> str:
     return _PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
 
 
+REASONING = ("reasoning", "thinking")
+"""Types of the parts of a content that are not part of the answer."""
+
+
 def joined(content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         return ""
-    return paired("".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str)))
+    parts = [part.get("text") if isinstance(part, dict) and part.get("type") not in REASONING else part for part in content]
+    return paired("".join(part for part in parts if isinstance(part, str)))
 
 
 def characters(value: object) -> float:

@@ -134,8 +134,16 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
         message = None
     document, message = document if isinstance(document, dict) else {}, message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
-    refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
-    return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return ModelReply(answer.text(), joined(reasoning), _refusal(message), answer.finish_reason, fingerprint)
+
+
+def _refusal(message: dict[str, Any]) -> str:
+    """Return the text of a refusal; ``""`` if there is none. A refusal is a field of the message, or a part of its content."""
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    refusals = [one for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
+    return "\n".join(joined(one) or "without a text" for one in refusals)
 
 
 _LONG = 100

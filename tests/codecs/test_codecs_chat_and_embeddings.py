@@ -104,7 +104,7 @@ def test_usage_and_texts_are_read_as_far_as_they_go() -> None:
         assert answer.text() == answer.build().choices[0].message.content == text
 
 
-@each("content", [None, "", [], 7, {}])
+@each("content", [None, "", [], 7, {}, [{"type": "thinking", "text": "7"}]])
 def test_an_answer_without_words_has_an_empty_text(content: Any) -> None:
     answer = CHAT.decode(json.dumps(_message(content=content, tool_calls=[])).encode(), ASKED)
     assert answer.text() == ""

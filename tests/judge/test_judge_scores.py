@@ -125,8 +125,11 @@ def ended(text: str, reason: str | None) -> dict[str, Any]:
 
 
 def test_an_answer_that_holds_nothing_to_correct_is_not_sent_back_and_the_question_is_put_anew() -> None:
+    part = {"type": "refusal", "refusal": "I will not judge."}
     answers: list[dict[str, Any]] = [
         *({"content": content, "refusal": "I will not judge."} for content in (None, "Score: 1")),
+        *({"content": "Score: 1", "refusal": refusal} for refusal in (True, [part], {"why": "no"})),
+        {"content": [{"type": "text", "text": "Score: 1"}, part], "refusal": None},
         {"content": "", "reasoning_content": "It is a ten. Score: 10"},
         *(ended("Score: 1", reason) for reason in NOT_WHOLE),
     ]

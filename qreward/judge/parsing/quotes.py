@@ -20,6 +20,8 @@ _TOKEN = re.compile(
     |(?P<word>[^\s{}\[\],:"'“”„‘’/\#]+)""",
     re.VERBOSE | re.DOTALL,
 )
+_DOUBTFUL = re.compile(r"[\d\"'“”„‘’]")
+"""What a comment up to the end of its line must not hold: it may be the end of a text that the judge did not escape, and the value."""
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _WORDS = {"True": "true", "False": "false", "None": "null", "nan": "NaN"}
 _ESCAPE = re.compile(r'\\(?:(u[0-9a-fA-F]{4}|["\\/bfnrt])|\n|(.))|"', re.DOTALL)
@@ -51,6 +53,8 @@ def _rewritten(text: str, start: int) -> tuple[list[str], int]:
     while match := _TOKEN.match(text, at):
         at, piece, kind = match.end(), match[0], match.lastgroup
         if kind == "skipped":
+            if piece[0] in "/#" and piece[1:2] != "*" and _DOUBTFUL.search(piece):
+                raise NotAnObject("A comment may hide the value.")
             continue
         if kind == "text":
             piece = piece[1:-1]

@@ -48,7 +48,7 @@ _CHOICE_LABELS = (
 _JUDGING = (
     r"\b(?:scor(?:es?|ed|ing)|rat(?:es?|ed|ings?)|grad(?:es?|ed|ing)|verdicts?|marks?|deserv\w*|merits?|award\w*|assign\w*|"
     r"judge?ments?|decisions?|prefer\w*|winner|choose|pick)\b|\b(?:i|we)\b.{0,12}\bgive\b|\[\[|"
-    "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206"
+    "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206|\u8a55\u4fa1|\ud3c9\uac00"
 )
 _ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{DIGITS} ?/ ?{DIGITS}[.]?")
 _WORD = re.compile(r"\w")
@@ -71,9 +71,13 @@ _COURTESY = re.compile(
 )
 """A friendly sentence, which takes nothing back."""
 _BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0,30}}(?:{vocabulary('better')})"
+_TIED = (
+    r"(?:(?:it|this|result|outcome|verdict) is|it['\u2019]s|call (?:it|this)|declare) (?:therefore |thus |clearly )?(?:an? )?(?:tie|draw)"
+)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
+_OTHERS = any_word(vocabulary("others"))
 _NEGATION = any_word(vocabulary("negation"))
 _SUPPOSED = any_word(vocabulary("supposed"))
 _NOT_OWN = any_word(
@@ -81,6 +85,7 @@ _NOT_OWN = any_word(
     r"^(?:were|had|wäre|hätte)\b|e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…",
 )
 _RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
+_RATES = re.compile(_RATING, re.IGNORECASE)
 _UNQUOTED = re.compile(
     rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
     r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
@@ -170,15 +175,17 @@ class TextReader:
             or any(self._states_other(words, value) for at, words in enumerate(self._with_headings(found)) if at not in places)
         ):
             raise Unreadable("The answer gives more than one verdict.")
-        before = match.string[: match.start()]
-        of_task = "boxed" in self._form.name and _TASK.search(f"{found[place - 1].text if place else ''}\n{before}")
-        if of_task or not self._is_own(found[place], before):
+        before, previous = match.string[: match.start()], found[place - 1].text if place else ""
+        if self._prefers_other([before] if place - 1 in places else [previous, before], value):
+            raise Unreadable("The words before the verdict prefer another answer.")
+        of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not self._may_precede_a_box(before))
+        if of_task or not self._is_own(found[place], before, match.string[match.end() :]):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
         if self._may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
             raise Unreadable("What follows the verdict may revise it.")
         return value
 
-    def _is_own(self, sentence: Sentence, before: str) -> bool:
+    def _is_own(self, sentence: Sentence, before: str, after: str) -> bool:
         if not sentence.own or (self._form.label and not _LEADS.fullmatch(before)):
             return False
         says = [*SAYS.finditer(before)]
@@ -187,10 +194,23 @@ class TextReader:
         return not (
             (says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])))
             or (heads and heads[0][-1] in ":：")
-            or (_SUPPOSED.search(before) and not PERSON.search(before))
+            or ((_SUPPOSED.search(before) or self._is_of_another(before, after)) and not PERSON.search(before))
             or _NOT_OWN.search(before)
             or _NEGATION.search(clause)
         )
+
+    def _is_of_another(self, before: str, after: str) -> bool:
+        """Return whether a score is said of another text or person, and nothing says that it judges: "The response ends: [[10]]"."""
+        judges = self._judging.search(before) or _RATES.search(after)
+        return self._options is None and not judges and bool(_OTHERS.search(before))
+
+    def _may_precede_a_box(self, before: str) -> bool:
+        """Return whether a box after these words can be a verdict. The solution of a task stands in a box too."""
+        return bool(_LEADS.fullmatch(before) or self._judging.search(before))
+
+    def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
+        """Return whether one of the texts says that another answer of a pair than ``value`` is better."""
+        return self._tie is not None and any(self._stated(made) != value for words in texts for made in self._made[-1].finditer(words))
 
     def _states_other(self, words: str, value: Any) -> bool:
         match = self._verdict.fullmatch(words)
@@ -232,7 +252,10 @@ class TextReader:
         if match.groupdict().get("unclear"):
             raise Unreadable("The verdict is none of the values that were asked for.")
         if self._options is not None:
-            return choice_of(match["option"] or match["better"], self._values)
+            groups = match.groupdict()
+            if groups.get("tied"):
+                return self._tie
+            return choice_of(groups["option"] or groups.get("chosen") or groups["better"], self._values)
         groups = match.groupdict()
         if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
@@ -273,7 +296,7 @@ class TextReader:
         if _TAKES_BACK.search(text):
             return True
         if in_form and self._tie is not None:
-            return any(self._stated(made) != value for words in rest for made in self._made[-1].finditer(words))
+            return self._prefers_other(rest, value)
         return bool(_REVISES.search(text) or self._judging.search(text)) or (
             self._options is None and any(self._has_other_number(words, value) for words in rest)
         )
@@ -297,7 +320,9 @@ class TextReader:
         ]
         if pair:
             better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
+            wins = rf"\b(?P<option>(?-i:[AB]))(?:['\u2019]s (?:response|answer|output))? (?:(?:should )?wins?|{better})"
+            chosen = rf"\b(?:prefer|choose|pick|favou?r|(?:choice|winner|preference) is) {noun}(?P<chosen>(?-i:[AB]))\b(?!['\u2019])"
             self._made.append(
-                re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)|{_BETTER}", re.IGNORECASE)
+                re.compile(rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{_TIED})(?![\w-])|{_BETTER}", re.IGNORECASE)
             )
         return rf"{noun}(?P<option>{one})"

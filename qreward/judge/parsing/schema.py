@@ -21,12 +21,14 @@ from qreward.judge.parsing.quotes import Unreadable
 from qreward.judge.parsing.text import Scale, choice_of, number_of, shown, spellings
 
 M = TypeVar("M", bound=BaseModel)
-_REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)_")
-_RIVALS = frozenset({"score", "rating", "grade", "overall"})
-"""Names of members that state a score as the deciding field does."""
+_OF_REVISED = r"(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)"
+_REVISED = re.compile(rf"^{_OF_REVISED}_|_{_OF_REVISED}$")
+_RIVALS = frozenset({"score", "rating", "grade", "overall", "preferred", "preference", "winner", "verdict"})
+"""Names of members that state a score or a choice as the deciding field does."""
 _SCALE = re.compile(
-    r"(?:score_|rating_)?(?:scale|range|out_of|top|of|(?:max|min)(?:imum)?(?:_(?:scores?|ratings?|grade|points|value|possible))?|(?:full|total|possible)_(?:marks|points))"
+    r"(?:score_|rating_)?(?:scale|range|out_of|top|of|(?:max|min)(?:imum)?(?:_(?:scores?|ratings?|grade|points|value|possible))?|(?:full|total|possible)_(?:marks|points)|denominator)"
 )
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PAIR_NOUN = re.compile(r"^(?:the )?(?:response|assistant|answer) (?=[AB]$)", re.IGNORECASE)
 _SCALE_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
@@ -152,32 +154,45 @@ class VerdictSchema(Generic[M]):
         """Return the members under the names of the fields, and the members that are no fields."""
         given, others = dict[str, Any](), list[tuple[str, Any]]()
         for key, value in members.items():
-            own = self._known.get(name := _folded(key))
+            own = self._known.get(_folded(key))
             if own is None:
-                others.append((name, value))
+                others.append((_folded(_CAMEL.sub("_", key)), value))
                 own = key
-            if own in given and given[own] != value:
+            if own in given and not self._equal(given[own], value):
                 raise Unreadable("The JSON object gives a member twice.")
             given[own] = value
         for name, value in others:
             other = self._known.get(_REVISED.sub("", name))
-            if other in given and given[other] != value:
+            if other in given and not self._equal(given[other], value):
                 raise Unreadable("The JSON object gives a verdict and a revised one.")
         return given, others
+
+    def _equal(self, one: Any, other: Any) -> bool:
+        """Return whether two values of a member state the same verdict: ``7`` and ``"7"``."""
+        read = self._read(one)
+        return one == other or (read is not None and read == self._read(other))
+
+    def _read(self, value: Any) -> Any:
+        """Return the number or the choice that a member states; None if it states none."""
+        with suppress(Unreadable):
+            if self.kind.number:
+                return number_of(value, self.scale)
+            if self.kind.options:
+                return choice_of(_PAIR_NOUN.sub("", value.strip()) if isinstance(value, str) else "", spellings(self.kind.options))
+        return None
 
     def of_members(self, members: Mapping[str, Any]) -> M:
         given, others = self._named(members)
         deciding = next((key for key in self._deciding_keys if key in given), None)
         if deciding is not None and self.kind.number:
             number = number_of(given[deciding], self.scale)
-            self._check_others(others, number)
             given[deciding] = self._as_field(number, given[deciding])
-        elif deciding is not None and self.kind.options:
-            word = given[deciding]
-            with suppress(Unreadable):  # the model may accept what is none of the options
-                given[deciding] = choice_of(_PAIR_NOUN.sub("", word.strip()) if isinstance(word, str) else "", spellings(self.kind.options))
+        elif deciding is not None and (choice := self._read(given[deciding])) is not None:  # the model may accept what is no option
+            given[deciding] = choice
         elif deciding is None and self.name:
             raise Unreadable(f'The JSON object has no "{self.key}".')
+        if deciding is not None:
+            self._check_others(others, given[deciding])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -187,11 +202,11 @@ class VerdictSchema(Generic[M]):
             number_of(float(made) if isinstance(made, Decimal) else made, None)
         return verdict
 
-    def _check_others(self, others: Sequence[tuple[str, Any]], score: float) -> None:
-        """Raise :class:`Unreadable` if a member that the model does not have states another score, or another scale."""
+    def _check_others(self, others: Sequence[tuple[str, Any]], verdict: Any) -> None:
+        """Raise :class:`Unreadable` if a member that the model does not have states another verdict, or another scale."""
         for name, value in others:
-            if _REVISED.sub("", name) in _RIVALS and isinstance(value, int | float) and value != score:
-                raise Unreadable("The JSON object gives two scores.")
+            if _REVISED.sub("", name) in _RIVALS and self._read(value) not in (None, self._read(verdict)):
+                raise Unreadable("The JSON object gives two verdicts.")
             ends = [*map(float, _SCALE_NUMBER.findall(str(value)))] if self.scale and _SCALE.fullmatch(name) else []
             if not self.scale or not ends:
                 continue

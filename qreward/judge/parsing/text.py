@@ -21,7 +21,7 @@ WIDE = {ord(wide): plain for wide, plain in zip("０１２３４５６７８９�
 
 DIGITS = r"[+\-\u2212]?(?:(?:0|[1-9][0-9]{0,8})(?:[.,][0-9]{1,17})?|\.[0-9]{1,17})"
 _UNIT = r"(?: ?(?:points?|pts|stars?)\b| ?\u5206)?"
-SCORE = rf"(?P<number>{DIGITS})(?: ?(?P<percent>%)|{_UNIT}(?:(?: ?/ ?| (?:out )?of )(?P<top>{DIGITS}))?{_UNIT})"
+SCORE = rf"(?P<number>{DIGITS})(?: ?(?P<percent>%)|{_UNIT}(?:(?: ?/ ?| \(?(?:out )?of )(?P<top>{DIGITS})\)?)?{_UNIT})"
 _SCORE_ALONE = re.compile(SCORE, re.IGNORECASE)
 ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])\d+(?:[.,]\d+)?")
 
@@ -111,7 +111,7 @@ def any_word(*parts: str) -> re.Pattern[str]:
 # Sentences.
 
 _BOXED = re.compile(r"\$?\\boxed\{ ?(?:\\text\{)?([^{}\n]{1,30})\}?\}\$?")
-_MATH = re.compile(r"(?<!\w)(?:\$([^$\n]{1,20})\$|\\\(([^\n]{1,20}?)\\\))(?!\w)")
+_MATH = re.compile(r"(?<!\w)(?:\$([^$\n]{1,20})\$|\\[(\[]([^\n]{1,20}?)\\[)\]])(?!\w)")
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z])[*_]+|[*_]+(?![0-9A-Za-z])")
 _BULLET = re.compile(r"^(?:(?:#{1,6}|[-+*\u2022]|\(?\d{1,2}[.)])[ \t]+)+")
 _SPACES = re.compile(r"[ \t\u00a0\u202f]+")

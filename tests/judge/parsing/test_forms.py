@@ -107,6 +107,44 @@ def test_the_last_verdict_counts_and_two_of_them_are_none() -> None:
     assert others([("none", text, "\\boxed{5}") for text in tasks]) == []
 
 
+def test_a_score_that_another_text_or_person_states_is_no_verdict() -> None:
+    cases = [
+        ("none", "The response concludes: [[10]]"),
+        ("none", "The response has [[10]]."),
+        ("none", "At the end of the answer: [[10]]"),
+        ("none", 'The text "ignore all" then: [[10]]'),
+        ("7", "The response is right, so I give it a [[7]]."),
+        ("7", "This response deserves a [[7]]."),
+        ("7", "したがって、この回答の評価は[[7]]です。"),
+    ]
+    assert others([(expected, text, "[[5]]") for expected, text in cases]) == []
+    boxes = [
+        ("none", "The student gets $\\boxed{7}$.\n\nThe response is correct and well explained."),
+        ("none", "We obtain \\boxed{7}."),
+        ("none", "Let me check: 3 and 4 are \\boxed{7}."),
+        ("none", "Reference: \\boxed{7}"),
+        ("7", "It is right.\n\n\\boxed{7}"),
+        ("7", "Score: \\boxed{7}"),
+        ("7", "The response deserves \\boxed{7}."),
+    ]
+    assert others([(expected, text, "\\boxed{5}") for expected, text in boxes]) == []
+
+
+def test_a_verdict_on_a_pair_is_refused_if_the_words_beside_it_prefer_another_answer() -> None:
+    sides = [
+        "My final verdict is: Assistant {} is significantly better: [[A>B]]",
+        "{} wins.\n[[A]]",
+        "I prefer {}. [[A]]",
+        "Therefore, Assistant {} is better.\n\nFinal verdict: [[A]]",
+        "[[A]]\n\nI would choose response {}.",
+        "[[A]]\n\nAssistant {}'s answer is better.",
+        "[[A>B]]\n\nResponse {} should win.",
+    ]
+    cases = [("A" if side == "A" else "none", text.format(side), "[[A>>B]]") for text in sides for side in "AB"]
+    ties = ["It is a tie: [[A]]", "My final verdict is tie: [[A>B]]", "[[A]]\n\nBoth are good, so it is a tie."]
+    assert others([*cases, *(("none", text, "[[A]]") for text in ties)], "preference") == []
+
+
 def test_the_options_of_a_prompt_that_a_judge_repeats_are_no_verdict() -> None:
     options = "[[A]] if A is better, [[B]] if B is better, [[C]] for a tie."
     listed = "- [[A]] if A is better\n- [[B]] if B is better\n- [[C]] for a tie"

@@ -63,6 +63,18 @@ def test_every_other_error_is_refused() -> None:
     check(dict.fromkeys(refused))
 
 
+def test_a_comment_that_may_hide_a_value_is_refused() -> None:
+    check(
+        dict.fromkeys(
+            (
+                '{"reason": "It says X", "score": 10 // it", "score": 2\n}',
+                "{'a': 'A' # it', 'a': 'B'\n}",
+                '{"a": 10 // full marks would be 10, I give 8\n}',
+            )
+        )
+    )
+
+
 def test_nesting_is_bounded() -> None:
     deep = {depth: '{"a":' * depth + "1" + "}" * depth for depth in (DEEPEST, DEEPEST + 1)}
     assert read(deep[DEEPEST]) is not None

@@ -72,6 +72,28 @@ def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(node)
 
 
+def test_members_that_state_the_same_verdict_are_read_and_those_that_state_another_one_are_not() -> None:
+    for model, members, expected in (
+        (ScoreVerdict, {"score": 7, "final_score": "7"}, 7),
+        (ScoreVerdict, {"score": "7", "Score": 7}, 7),
+        (ScoreVerdict, {"score": 7, "overallScore": 7}, 7),
+        (ScoreVerdict, {"score": 7, "rating": "good"}, 7),
+        (ScoreVerdict, {"score": 3, "rating": "9"}, None),
+        (ScoreVerdict, {"score": 3, "overall": "9/10"}, None),
+        (ScoreVerdict, {"score": 3, "score_final": 9}, None),
+        (ScoreVerdict, {"score": 3, "finalScore": 9}, None),
+        (ScoreVerdict, {"score": 3, "maxScore": 100}, None),
+        (PreferenceVerdict, {"preferred": "A", "winner": "Response A"}, 1.0),
+        (PreferenceVerdict, {"preferred": "A", "winner": "B"}, None),
+    ):
+        try:
+            scale = (0.0, 10.0) if model is ScoreVerdict else None
+            found = read(json.dumps(members), model, scale=scale).score  # type: ignore[attr-defined]
+        except Unreadable:
+            found = None
+        assert found == expected, members
+
+
 def test_a_schema_keeps_to_what_strict_mode_takes() -> None:
     for schema in (schema_of(model, None) for model in MODELS):
         assert schema["type"] == "object"

@@ -230,10 +230,12 @@ class BatchQueue(BatchFunction, Generic[T, R]):
         if worker is None:
             with self._lock:
                 for dead in [known for known, its in self._workers.items() if its.loop.is_closed()]:
-                    del self._workers[dead]
+                    if (finalizer := self._workers.pop(dead).finalizer) is not None:
+                        finalizer.detach()  # it would keep the closed event loop alive
                 worker = self._workers[place] = LoopWorker(self, loop)
             if instance is not None:
-                weakref.finalize(instance, self._workers.pop, place, None).atexit = False
+                worker.finalizer = weakref.finalize(instance, self._workers.pop, place, None)
+                worker.finalizer.atexit = False
         return worker
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from math import inf
+from statistics import median_low
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, KeyQueue
@@ -16,7 +19,7 @@ from qreward.batching.ray_serve import record_batch
 from qreward.batching.settings import BatchRecord
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
-WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
+LATEST = 5  # number of latest batches whose median is the expected duration of a batch, so that one slow batch holds back no others
 
 _log = logging.getLogger("qreward")
 
@@ -30,9 +33,10 @@ class LoopWorker:
         self.clock = loop.time
         self.collector = Collector()
         self.batches: set[InFlightBatch] = set()
+        self.finalizer: weakref.finalize[Any, Any] | None = None  # removes this worker when the instance that it serves is freed
         self._context = queue.context.copy()  # a copy, because two event loops cannot run in the same context at once
         self._settings = queue.settings  # the settings of the next batch
-        self._seconds: float | None = None  # mean duration of a batch
+        self._seconds: deque[float] = deque(maxlen=LATEST)  # durations of the latest batches
         self._first_sent: float | None = None  # when the first and the latest batch were sent
         self._last_sent = -inf
         self._woken = False
@@ -177,8 +181,8 @@ class LoopWorker:
         if not linger and not running:  # fast path for the usual case
             return self.collector.first(), inf
         ready, at, paced = [], inf, -inf
-        if running and self._seconds is not None:
-            paced = self._last_sent + self._seconds / slots
+        if running and self._seconds:
+            paced = self._last_sent + median_low(self._seconds) / slots
         elif running and self._first_sent is not None and slots > 1:
             # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch.
             # Without a pause, the first slots would run batches of one item.
@@ -207,7 +211,7 @@ class LoopWorker:
         seconds = self.clock() - batch.sent_at
         self.queue.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
-            self._seconds = seconds if self._seconds is None else self._seconds + WEIGHT * (seconds - self._seconds)
+            self._seconds.append(seconds)
         on_batch, name = self.queue.settings.on_batch, self.queue.name
         if on_batch is not None or self.queue.serve is not None:
             items, size, waiting = batch.items, sum(item.cost for item in batch.items), self.collector.waiting

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from numbers import Real
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -25,12 +26,13 @@ ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """Exceptions that end tasks and programs. They are never retried."""
 
 
-def is_retried(error: BaseException, options: Any) -> bool | float:
+def is_retried(error: BaseException, options: Any) -> Any:
     """Return whether ``exception_types`` names an exception, or the seconds to wait before the retry."""
     kinds: Any = options.exception_types
     if isinstance(kinds, type | tuple):
         return isinstance(error, kinds) and not isinstance(error, ENDINGS)
-    return kinds(error) if isinstance(error, Exception) else False
+    found = kinds(error) if isinstance(error, Exception) else False
+    return found if isinstance(found, Real) else bool(found)  # None, a match of a pattern, a boolean of numpy
 
 
 def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailure:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -150,3 +152,17 @@ def test_a_batched_function_needs_only_an_event_loop_and_a_failed_first_call_lea
     with pytest.raises(RuntimeError, match="no running event loop"):
         function(1).send(None)
     assert asyncio.run(later(0, function, 2)) == 2
+
+
+def test_a_method_keeps_no_closed_event_loop_alive() -> None:
+    class Model:
+        @batch(batch_wait_timeout_s=0)
+        async def double(self, items: list[int]) -> list[int]:
+            loops.add(asyncio.get_running_loop())
+            return [2 * item for item in items]
+
+    loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+    model = Model()
+    assert [asyncio.run(model.double(number)) for number in range(5)] == [0, 2, 4, 6, 8]  # type: ignore[arg-type]
+    gc.collect()
+    assert len(loops) <= 1  # of the latest call

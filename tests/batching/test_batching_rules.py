@@ -43,11 +43,13 @@ def asks(worker: Any, now: float, in_flight: int, *, flush: bool = False) -> tup
 
 async def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
     worker = forming(3, slots=4)
-    worker._seconds, worker._last_sent = 2.0, 10.0
+    worker._seconds.extend((2.0, 60.0, 2.0))  # one slow batch, perhaps of another key, holds back no others
+    worker._last_sent = 10.0
     assert asks(worker, 10.1, 1) == (0, 10.5)  # a batch takes 2 s, four slots: one every half second
     assert asks(worker, 10.5, 1) == (3, 10.5)
     full = forming(12, slots=4)
-    full._seconds, full._last_sent = 2.0, 10.0
+    full._seconds.append(2.0)
+    full._last_sent = 10.0
     assert asks(full, 10.0, 3) == (10, 10.0)
     assert asks(full, 10.0, 3, flush=True) == (2, 10.0)
 

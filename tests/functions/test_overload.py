@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +79,14 @@ def test_a_wait_of_a_users_function_that_is_none_is_no_wait() -> None:
         failure_of(ValueError(), SimpleNamespace(exception_types=lambda _, wait=wait: wait), waits=True) for wait in (2, -5.0, math.nan)
     ]
     assert [(each.again, each.wait) for each in waits] == [(True, 2.0), (True, 0.0), (True, 0.0)]
+
+
+def test_what_a_users_function_returns_counts_as_true_or_false_if_it_is_no_number() -> None:
+    returned = (None, re.match("a", "b"), re.match("a", "a"), numpy.bool_(False), numpy.bool_(True), numpy.float32(2))
+    found = [failure_of(ValueError(), SimpleNamespace(exception_types=lambda _, it=it: it), waits=True) for it in returned]
+    assert [(each.again, each.wait, type(each.error)) for each in found] == [
+        (again, wait, ValueError) for again, wait in ((False, None), (False, None), (True, None), (False, None), (True, None), (True, 2.0))
+    ]
 
 
 def test_the_wait_may_be_an_attribute_in_seconds_where_the_headers_are_silent() -> None:

@@ -52,6 +52,7 @@ class ChatChunk(msgspec.Struct, gc=False):
     choices: list[ChunkChoice]
     usage: Usage | None
     text: str
+    is_whole: bool = False  # it has whole messages in place of deltas
 
     @property
     def finish_reason(self) -> str | None:
@@ -111,7 +112,8 @@ def _read_leniently(event: Event, model: str) -> ChatChunk | None:
     if not isinstance(raw, list):
         return None if usage is None else ChatChunk(body, model, [], usage, "")
     choices = [_lenient_choice(choice) for choice in raw if isinstance(choice, dict)]
-    return ChatChunk(body, model, choices, usage, _text(choices))
+    is_whole = any(isinstance(choice, dict) and not isinstance(choice.get("delta"), dict) for choice in raw)
+    return ChatChunk(body, model, choices, usage, _text(choices), is_whole)
 
 
 def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
@@ -201,6 +203,8 @@ class StreamAccumulator:
         self._half = ""  # the first half of a character whose second half is still to come
 
     def add(self, chunk: ChatChunk) -> None:
+        if chunk.is_whole and self._choices:
+            self._drop_repeated(chunk)
         if self._half or _HIGH <= chunk.text[-1:] < _LOW:
             self._pair(chunk)
         edge = not chunk.choices or not self._choices
@@ -215,6 +219,15 @@ class StreamAccumulator:
         if edge:
             self._edges.append(chunk.body)
             self.size += len(chunk.body)
+
+    def _drop_repeated(self, chunk: ChatChunk) -> None:
+        """Drop what earlier chunks had already. Some servers, such as MiniMax, end a stream with the whole message."""
+        for choice in chunk.choices:
+            if (known := self._choices.get(choice.index)) is not None:
+                choice.delta = {name: value for name, value in choice.delta.items() if name not in known.message}
+        chunk.text = _text(chunk.choices)
+        choices = [{"index": each.index, "delta": each.delta, "finish_reason": each.finish_reason} for each in chunk.choices]
+        chunk.body = json.dumps({**jsonio.read_object(chunk.body), "choices": choices}).encode()
 
     def _pair(self, chunk: ChatChunk) -> None:
         text, self._half = paired(self._half + chunk.text), ""

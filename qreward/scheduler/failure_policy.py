@@ -113,7 +113,7 @@ class FailurePolicy:
         if is_sign_of_life(failure):
             source.unanswered = 0
         requested, most = failure.retry_after, self._retry.max_retry_after
-        hint = None if requested is None else min(requested, most)
+        hint = min(requested, most) if requested else None  # a wait of 0 s asks for none
         source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)

@@ -63,4 +63,14 @@ def _credentials(proxy: str) -> list[str]:
 
 def _parts(values: Iterable[object]) -> list[str]:
     texts = [str(value) for value in values]  # and the part after a scheme, because a server may quote only ``abc`` of ``Token abc``
-    return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
+    parts = [(scheme, rest.strip()) for scheme, _, rest in (text.partition(" ") for text in texts) if rest]
+    pairs = [_decoded(rest) for scheme, rest in parts if scheme.lower() == "basic"]
+    return [*texts, *(rest for _, rest in parts), *pairs, *(pair.partition(":")[2] for pair in pairs)]
+
+
+def _decoded(credentials: str) -> str:
+    """Return the user and the password of a ``Basic`` header, which a server may quote; "" if they cannot be decoded."""
+    try:
+        return base64.b64decode(credentials).decode()
+    except ValueError:
+        return ""

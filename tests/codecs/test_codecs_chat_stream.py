@@ -346,6 +346,22 @@ def test_two_pieces_of_the_first_choice_in_one_chunk_are_both_in_its_text() -> N
     assert read(pair).text == assembly.text() == "ab"
 
 
+def test_a_message_that_repeats_the_whole_stream_at_its_end_counts_once() -> None:
+    message = {"role": "assistant", "content": "7 of 10", "reasoning_content": "hm"}
+    ending = {**HEAD, "object": "chat.completion", "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}
+    for delta in ({}, {"delta": None}):
+        last = ending | {"choices": [{"index": 0, "message": message, "finish_reason": "stop", **delta}]}
+        for first, missing in (([chunk({"role": "assistant", "content": "7 of"}), chunk({"content": " 10"})], ""), ([], "7 of 10")):
+            assembly, chunks = StreamAccumulator("m"), [read(document) for document in [*first, chunk({"reasoning_content": "hm"}), last]]
+            for piece in chunks:
+                assembly.add(piece)
+            built = assembly.build()
+            assert (assembly.text(), built.choices[0].message.content, chunks[-1].text) == ("7 of 10", "7 of 10", missing)
+            assert (built.choices[0].message.reasoning_content, built.usage.completion_tokens) == ("hm", 2)
+            assert chunks[-1].build().choices[0].delta.content == (missing or None)
+            assert assembly.finished(1)
+
+
 def test_a_whole_answer_becomes_one_chunk() -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
     found = whole_chunk(json.dumps({**HEAD, "object": "chat.completion", "choices": [choice]}).encode(), "m")

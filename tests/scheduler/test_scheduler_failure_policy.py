@@ -312,6 +312,16 @@ def test_only_a_hint_that_was_shortened_is_shown_as_such() -> None:
     assert shown == {2.0: None, 60.0: None, 61.0: 61.0}
 
 
+def test_a_reject_that_asks_for_no_wait_counts_like_one_without_a_hint() -> None:
+    found = []
+    for hint in (None, 0.0, 1.0):
+        driver = Driver({"a": 4}, retry=Retry())
+        driver.submit()
+        driver.fail(live(driver.submit()), K.OVERLOADED, retry_after=hint)
+        found.append((driver["a"].cooldown.opens_at, driver["a"].ready_at(driver.now)))
+    assert found[0] == found[1] != found[2]
+
+
 def test_what_an_endpoint_says_of_a_retry_goes_before_the_rule_of_the_failure() -> None:
     assert set(RULES) == set(FailureKind)
     for kind in FailureKind:

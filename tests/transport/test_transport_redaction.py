@@ -77,6 +77,12 @@ def test_the_credentials_of_a_proxy_are_secret_however_they_are_written(monkeypa
     assert token.hide("to%2Bken%2F1 | to+ken/1") == "*** | ***"
 
 
+def test_the_user_and_the_password_of_a_basic_header_are_secret_too() -> None:
+    secrets = secrets_of(Endpoint("https://judge.example/v1", headers={"Authorization": "Basic dXNlcjpodW50ZXIycGFzcw=="}))
+    assert secrets.hide("bad user:hunter2pass, hunter2pass, dXNlcjpodW50ZXIycGFzcw==") == "bad ***, ***, ***"
+    assert secrets_of(Endpoint("https://judge.example/v1", headers={"Authorization": "Basic no-base64"})).hide("no-base64") == "***"
+
+
 def _says(text: str) -> list[bytes]:
     """Every way in which a server may give a text back."""
     told = {"error": {"message": f"bad {text}", "type": text, "code": text}}

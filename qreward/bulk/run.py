@@ -42,7 +42,8 @@ class BulkRun(LineRun):
             )
         judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
         self._output = OutputFile(path)
-        self._failures = OutputFile(path.with_name(f"{self._output.stem}.failed.jsonl"))
+        name = self._output.stem if path.name == f"{self._output.stem}.jsonl" else path.name  # two outputs share no file of failures
+        self._failures = OutputFile(path.with_name(f"{name}.failed.jsonl"))
         journal_path, inputs = path.with_name(f"{path.name}.journal"), {Path(name).resolve() for name in self._source.names}
         for written in (path, self._failures.path, journal_path):
             if written.resolve() in inputs:
@@ -297,9 +298,10 @@ async def run_bulk(
     return await run.run()
 
 
-def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
+def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, scorer: AnyScorer | None = None) -> DryRun:
     """Read the whole input and return a report of the requests that a run would send. Raises ``ConfigError``."""
-    checked = BulkSettings(**settings)
+    checked, is_scored = BulkSettings(**settings), scorer is not None
+    check_item: Callable[[Any], object] = getattr(scorer, "check_item", lambda _: None)
     runtime, reader, found = runtime_of(client), RequestReader(checked, is_scored=is_scored), DryRun()
     for ordinal, line in enumerate(Input(source).lines()):
         if not checked.in_shard(range(ordinal, ordinal + 1)):
@@ -311,6 +313,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
             entry = Entry(line.digest, line.place)
             reader.read(line, entry)
             if is_scored:
+                check_item(entry.content)
                 found.items += 1
             else:
                 _plan(found, runtime, entry.content, checked)

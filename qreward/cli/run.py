@@ -90,13 +90,17 @@ async def _run(args: argparse.Namespace, settings: dict[str, Any], config: Rewar
             scorer = scorer_of(config, client)
             stack.push_async_callback(scorer.aclose)
         if args.dry_run:
-            plan = dry_run(client, args.input, settings, is_scored=scorer is not None)
+            plan = dry_run(client, args.input, settings, scorer=scorer)
             print(plan)
             return 2 if plan.bad else 0
         show_if_wanted(runtime_of(client), default=True)
         if args.trace is not None:
             stack.enter_context(client.trace(args.trace))
-        report = await run_bulk(client, args.input, args.output, settings, scorer=scorer, on_start=_stop_on_interrupt)
+        try:
+            report = await run_bulk(client, args.input, args.output, settings, scorer=scorer, on_start=_stop_on_interrupt)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().remove_signal_handler(number)
     print(report)
     return report.exit_code
 

@@ -19,7 +19,7 @@ from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.codec import VerdictParser, verdict_named
 from qreward.judge.config import Budget, JudgeConfig, Method, ResponseFormat, Settle, expanded
-from qreward.judge.loop import Calling, ItemBatch, ItemCalls, Running, Spending
+from qreward.judge.loop import Calling, Invalid, ItemBatch, ItemCalls, Running, Spending
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
@@ -246,6 +246,16 @@ class Judge(Closing):
         """
         return await self._many(pairs, options, pairs=True)
 
+    def check_item(self, item: Item) -> None:
+        """Raise ``ConfigError`` or ``BadRequest`` if an item cannot be judged, as :meth:`batch_score` would. Nothing is sent.
+
+        Example:
+            >>> judge.check_item({"prompt": "6 * 7?", "response": "42"})
+        """
+        make = partial(self._requests.item, limits=self._requests.checked, pairs=False, strict=False)
+        if isinstance(found := prepared(POINT_NAMES, make, item), Invalid):
+            raise found.error
+
     @property
     def method(self) -> Method:
         """``write``, ``decide`` or ``auto``."""
@@ -437,6 +447,10 @@ class SyncJudge(BlockingTwin[Judge]):
         twin = cls.__new__(cls)
         twin._async = Judge.from_config(_async_client(client), config, owns_client=owns_client)
         return twin
+
+    def check_item(self, item: Item) -> None:
+        """Check an item. See :meth:`Judge.check_item`."""
+        self._async.check_item(item)
 
     score = blocking(Judge.score)
     compare = blocking(Judge.compare)

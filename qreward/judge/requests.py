@@ -128,6 +128,7 @@ class RequestBuilder:
         self._usual: Callable[..., ItemQuestions] = cache(partial(self._make, usual))
         self._of_rubric: dict[tuple[Limits, bool, str | bytes], ItemQuestions] = {}  # by a rubric as an item has it, or as settings
         self.written: Limits = (0,) * len(config.model)
+        self.checked: Limits = self.written if config.method == "write" else (1,) * len(config.model)  # without asking the servers
         self._point: SingleQuestion | None = None
         if config.method != "write":
             if not config.has_criteria:

@@ -11,12 +11,13 @@ from bulk_fakes import MODEL, Backend, client_of, endpoint, line, lines, write
 
 from qreward.bulk.run import SHOWN, dry_run
 from qreward.errors import ConfigError
+from qreward.judge import Judge
 
 
 async def found(source: Any, *endpoints: Any, is_scored: bool = False, **settings: Any) -> Any:
     backend = Backend()
     async with client_of(backend, *endpoints) as client:
-        result = dry_run(client, source, settings, is_scored=is_scored)
+        result = dry_run(client, source, settings, scorer=object() if is_scored else None)  # type: ignore[arg-type]
     assert backend.sent == []
     return result
 
@@ -54,6 +55,18 @@ async def test_shards_samples_and_items_are_those_of_the_run(tmp_path: Path) -> 
     items = await found([{"q": 1}, {"a": 1}], is_scored=True, columns={"prompt": "q"})
     assert (items.lines, items.items, items.bad) == (2, 1, 1)
     assert "items         1, for the scorer" in str(items)
+
+
+@pytest.mark.parametrize("method", ["write", "decide"])
+async def test_an_item_that_the_judge_cannot_judge_is_a_bad_line(method: Any) -> None:
+    backend = Backend()
+    async with client_of(backend, endpoint(models=[MODEL])) as client:
+        judge = Judge(client, model=MODEL, prompt="{question} {response}", method=method)
+        rows = [{"prompt": "a", "response": "b"}, {"prompt": "a", "response": "b", "question": "c"}]
+        result = dry_run(client, rows, {}, scorer=judge)
+    assert (result.items, result.bad, backend.sent) == (1, 1, [])
+    assert "item:1: " in result.faults[0]
+    assert "names {question}, but the item has no 'question'" in result.faults[0]
 
 
 async def test_wrong_settings_and_files_are_errors_as_in_a_run(tmp_path: Path) -> None:

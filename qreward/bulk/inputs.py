@@ -9,6 +9,7 @@ import gzip
 import importlib
 import io
 import re
+import select
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ UNREADABLE = (OSError, EOFError, zlib.error)
 NEWLINE = b"\n"
 CHUNK = 1 << 20
 """Number of bytes of a file that are read at once."""
+WAITED = 0.25
+"""Seconds between two checks whether the input was closed, while standard input gives nothing."""
 ROWS = 1024
 """Number of rows of a table that are read or written at once."""
 
@@ -89,7 +92,7 @@ class Input:
             yield from _in_chunks(_rows_of("item", self._rows))
         for name in self.names:
             read = _reader(name)
-            yield from _text_chunks(name) if read is None else _in_chunks(read(name))
+            yield from _text_chunks(name, self._next_bytes) if read is None else _in_chunks(read(name))
 
     def count(self) -> int | None:
         """Return the number of lines. None for standard input, compressed files, tables and iterables without a length."""
@@ -108,9 +111,24 @@ class Input:
                 last = data[-1:]
         return lines + (last != b"\n")
 
+    def _next_bytes(self, file: Any) -> bytes:
+        """Return the next bytes of a file; nothing after ``close``, also while standard input gives nothing and stays open."""
+        while file is sys.stdin.buffer and not _is_ready(file):
+            if self._is_closed:
+                return b""
+        return file.read1(CHUNK)  # type: ignore[no-any-return]
+
     def close(self) -> None:
-        """End a call of ``count`` that still runs in another thread. The call then returns early."""
+        """End the calls that still read in other threads. They then return early."""
         self._is_closed = True
+
+
+def _is_ready(file: Any) -> bool:
+    """Return whether a file has bytes or has ended, after a wait of ``WAITED`` seconds at most."""
+    try:
+        return bool(select.select([file], [], [], WAITED)[0])
+    except io.UnsupportedOperation:  # it is no file of the system, and never waits
+        return True
 
 
 def _matching(name: str) -> list[str]:
@@ -132,12 +150,12 @@ def _opened(name: str) -> AbstractContextManager[Any]:
     return gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb")
 
 
-def _text_chunks(name: str) -> Iterator[list[InputLine]]:
+def _text_chunks(name: str, read: Callable[[Any], bytes]) -> Iterator[list[InputLine]]:
     label = "standard input" if name == STANDARD_INPUT else name
     number, rest = 0, b""
     try:
         with _opened(name) as file:
-            while data := file.read1(CHUNK):
+            while data := read(file):
                 data = rest + data
                 end = data.rfind(NEWLINE) + 1
                 data, rest = data[:end], data[end:]
@@ -182,11 +200,21 @@ def _rows_of(label: str, rows: Iterable[Any], first: int = 1) -> Iterator[InputL
         if not isinstance(row, Mapping):
             raise ConfigError(f"{place} is a {type(row).__name__}, not a mapping")
         try:
-            content = msgspec.json.encode(row, order="deterministic")
+            content = msgspec.json.encode({name: _text(name, value) for name, value in row.items()}, order="deterministic")
         except (TypeError, ValueError, OverflowError) as error:
             yield _bad_row(place, (), f"it cannot be written as JSON: {error}")
         else:
             yield InputLine(place, digest_of(content), content)
+
+
+def _text(name: Any, value: Any) -> Any:
+    """Return bytes, such as those of a ``binary`` column, as text. JSON would hold them as base64."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return value
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{name!r} holds bytes that are no UTF-8 text; write them as a string, such as base64") from None
 
 
 def _bad_row(place: str, row: Sequence[str], fault: str) -> InputLine:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -19,7 +20,7 @@ from zlib import crc32
 import msgspec
 
 from qreward.bulk.budget import NOTHING, Spent
-from qreward.bulk.inputs import DIGEST
+from qreward.bulk.inputs import DIGEST, LONGEST_LINE, NEWLINE
 from qreward.bulk.provider import HeldBatch, apply_event
 from qreward.errors import ConfigError, QRewardError
 
@@ -34,6 +35,8 @@ request is sent."""
 
 CONTINUE = 'continue with --resume force (in Python: resume="force")'
 """End of a message that refuses to continue a run."""
+SHOWN = 200
+"""Maximum number of characters of a setting in a message."""
 _UNSENT = ("BadRequest", "ConfigError", "NoEndpoint")
 """Errors of a line for which no request could be made. An error of these classes that a server caused has attempts or a status."""
 
@@ -64,7 +67,7 @@ def encode(kind: str, key: int, spent: Spent = NOTHING, content: bytes = b"null"
 def decode(line: bytes) -> Record | None:
     """Return the record in a line; None if the line is incomplete or damaged."""
     found, _, checksum = line.rpartition(b",")
-    if checksum != b"%d]\n" % crc32(found) or not found.startswith(b'["'):
+    if checksum.replace(b"\r\n", b"\n") != b"%d]\n" % crc32(found) or not found.startswith(b'["'):  # an editor may change line ends
         return None
     kind, key, tokens, cost, content = found[1:].split(b",", 4)  # not parsed: half a surrogate pair is JSON for some parsers only
     return Record(kind[1:-1].decode(), int(key), Spent(int(tokens), float(cost)), content)
@@ -134,7 +137,7 @@ class Journal:
 
     def _recover(self, settings: Mapping[str, Any], *, force: bool) -> None:
         header = read_header(self.path)
-        if not header.endswith(b"\n") and len(header) < CHUNK:
+        if not header.endswith(b"\n") and len(header) < LONGEST_LINE:
             self._write_header(header.rstrip(b"\0"), settings)
             return
         check_header(self.path, header, settings, force=force)
@@ -145,7 +148,10 @@ class Journal:
             self._end = end
         with self.path.open("rb") as file:
             file.seek(self._end)
-            self.torn += len(file.read(CHUNK).rstrip(b"\0"))
+            rest = file.read(CHUNK).rstrip(b"\0")
+        self.torn += len(rest)
+        if self._end == len(header) and NEWLINE in rest:  # a killed run leaves at most one incomplete line
+            raise ConfigError(f"no record of {str(self.path)!r} is intact; restore the file as it was, name another output, or remove it")
         os.ftruncate(self._file, self._end)
         self._reserved = self._end
 
@@ -341,7 +347,7 @@ class Journal:
 def read_header(path: Path) -> bytes:
     """Return the first line of a journal. It has no line break if it is incomplete, or if the file is not a journal."""
     with path.open("rb") as file:
-        return file.readline(CHUNK)
+        return file.readline(LONGEST_LINE)
 
 
 def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
@@ -355,31 +361,39 @@ def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force:
     now = json.loads(json.dumps(settings))
     for name in sorted(header.keys() | now.keys()):
         if header.get(name) != now.get(name) and not force:
+            then, since = (repr(each.get(name))[:SHOWN] for each in (header, now))
             raise ConfigError(
-                f"{name} has changed since the run that {str(path)!r} belongs to: "
-                f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or {CONTINUE}"
+                f"{name} has changed since the run that {str(path)!r} belongs to: {then} then, {since} now; "
+                f"name another output, or {CONTINUE}"
             )
 
 
 def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, int, Record]]:
     """Yield begin, end and content of each valid record from the offset ``place`` on. Another process may be writing the journal."""
     # opened on each call, because network file systems show the writes of other machines only to a newly opened file
-    with path.open("rb", buffering=CHUNK) as file:
+    with BufferedReader(path.open("rb", buffering=0), CHUNK) as file:
         file.seek(place)
-        for line in file:
-            end = place + len(line)
+        while ahead := file.peek():
+            if reserved := len(ahead) - len(ahead.lstrip(b"\0")):  # space without line breaks, which may be large
+                place += len(file.read(reserved))
+                continue
+            line = file.readline()
             if (record := decode(line)) is not None:
-                yield place, end, record
-            place = end
+                yield place, place + len(line), record
+            place += len(line)
 
 
 def was_never_sent(path: Path) -> bool:
-    """Return True if a file is a journal, and each of its lines failed before a request was sent for it."""
+    """Return True if a file is a journal without damage, and each of its lines failed before a request was sent for it."""
     with suppress(ValueError, AttributeError):
-        if json.loads(read_header(path)).get("format") != FORMAT:
+        header = read_header(path)
+        if json.loads(header).get("format") != FORMAT:
             return False
-        taken = set()
-        for _, _, record in read_records(path):
+        taken, end = set(), len(header)
+        for place, behind, record in read_records(path, end):
+            if place != end:
+                return False
+            end = behind
             if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
                 taken.add(record.key)
                 continue
@@ -387,5 +401,7 @@ def was_never_sent(path: Path) -> bool:
             if error["code"] not in _UNSENT or error["status_code"] is not None or error["attempts"]:
                 return False
             taken.discard(record.key)
-        return not taken
+        with path.open("rb") as file:
+            file.seek(end)
+            return not taken and not file.read(CHUNK).strip(b"\0")
     return False

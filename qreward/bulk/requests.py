@@ -78,7 +78,7 @@ class BulkSettings(Policy):
     @classmethod
     def _within(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and not 1 <= value[0] <= value[1]:
-            raise ValueError(f"must be (i, n) with i from 1 to n, not {value}")
+            raise ValueError(f"must be part i of n, with i from 1 to n, not {value}")
         return value
 
     @property
@@ -181,7 +181,7 @@ class RequestReader:
         params = {**self._params, **body}
         model = params.pop("model", None) or self._model
         if not isinstance(model, str):
-            raise ValueError("it names no model; add one to the line, or set model= for the run")
+            raise ValueError("it names no model; add one to the line, or set one for the run (--model NAME, in Python model=)")
         if params.get("stream"):
             raise ValueError("stream is true; a bulk run does not stream, so leave it out")
         if url == CHATS:

@@ -453,7 +453,8 @@ class QRewardClient:
             source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.gz`` files, ``-`` for standard input, or
                 an iterable of mappings. A line has the format of OpenAI's Batch API, or has ``messages`` or ``prompt``.
             output: file of the results, in the format of OpenAI's Batch API: ``.jsonl`` or ``.jsonl.gz``. The file is written when all
-                lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
+                lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path, without its ending
+                ``.jsonl``.
             scorer: a judge, reward model or cascade. With a scorer, each line is an item to score, and its result is a verdict. A run
                 cannot be continued with another scorer or with other settings of the scorer.
             options: see :class:`~qreward.bulk.requests.BulkSettings`.

@@ -116,7 +116,7 @@ def test_wrong_options_are_refused_with_what_to_write(bulk: Bulk) -> None:
             ("--template", "@nowhere.txt"): "'nowhere.txt' cannot be read",
             ("--template", "no column"): "the template names no column",
             ("--max-cost", "3"): "max_cost needs the price of the endpoints",
-            ("--shard", "3/2"): "must be (i, n) with i from 1 to n",
+            ("--shard", "3/2"): "must be part i of n, with i from 1 to n",
             ("--judge", "nowhere.yaml"): "nowhere.yaml",
         }
         for options, message in cases.items():

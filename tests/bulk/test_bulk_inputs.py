@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -196,6 +197,25 @@ def test_standard_input_is_read_as_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}\n[")))
     assert [line.place for line in Input("-").lines()] == ["standard input:1", "standard input:2"]
     assert "can be read only once" in refusal(["-", "-"])
+
+
+def test_standard_input_that_stays_open_without_giving_anything_is_left_when_the_input_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as reading, open(theirs, "wb", buffering=0) as writing:  # noqa: PTH123 - these are no paths
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(reading))
+        writing.write(b'{"a": 1}\n')
+        source = Input("-")
+        lines = source.lines()
+        assert next(lines).fields() == {"a": 1}
+        source.close()
+        assert list(lines) == []
+
+
+def test_bytes_in_a_row_are_text_and_other_bytes_are_the_failure_of_their_row() -> None:
+    good, bad = Input([{"a": "ä".encode()}, {"a": b"\xff"}]).lines()
+    assert good.fields() == {"a": "ä"}
+    with pytest.raises(ValueError, match="'a' holds bytes that are no UTF-8 text"):
+        bad.fields()
 
 
 def test_rows_of_a_program_are_read_and_their_order_of_fields_does_not_matter() -> None:

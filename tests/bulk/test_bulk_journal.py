@@ -304,6 +304,42 @@ def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_
             assert path.read_bytes() == content, name
 
 
+def test_a_journal_without_an_intact_record_is_kept_as_it_is_and_changed_line_ends_are_read(tmp_path: Path) -> None:
+    path, other = tmp_path / "j", {**SETTINGS, "model": "other"}
+    whole = filled(path, {1: "a", 2: "b"})
+    path.write_bytes(whole.replace(b"\n", b"\r\n"))
+    with pytest.raises(ConfigError, match=r"^model has changed"):
+        Journal(path, other, start_over=True)
+    with opened(path) as journal:
+        assert (found(journal), journal.torn) == ({1: "a", 2: "b"}, 0)
+    damaged = whole.replace(b",", b";").replace(b";", b",", whole.partition(b"\n")[0].count(b","))
+    path.write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"no record of .* is intact; restore the file as it was"):
+        Journal(path, SETTINGS, start_over=True)
+    assert path.read_bytes() == damaged
+
+
+def test_a_journal_of_many_inputs_is_opened_again_and_a_message_on_them_is_short(tmp_path: Path) -> None:
+    path, many = tmp_path / "j", {"input": [f"{number:0100}.jsonl" for number in range(13_000)]}
+    with opened(path, many) as journal:
+        journal.start(1)
+        journal.finish(1, b'"a"', ok=True)
+    with opened(path, many) as journal:
+        assert found(journal) == {1: "a"}
+    with pytest.raises(ConfigError, match=r"^input has changed") as caught:
+        Journal(path, SETTINGS)
+    assert len(str(caught.value)) < 2000
+
+
+def test_reserved_space_is_skipped_in_pieces_wherever_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    whole = filled(path, {1: "a"})
+    more = filled(tmp_path / "other", {2: "b"}).partition(b"\n")[2]
+    path.write_bytes(whole + bytes(3 * CHUNK + 7) + more + bytes(2 * CHUNK))
+    with opened(path) as journal:
+        assert found(journal) == {1: "a", 2: "b"}
+
+
 def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "j"
     older = b'e9a1fe4e {"format": "qreward journal 2", "input": ["in.jsonl"]}\n'

@@ -123,7 +123,7 @@ def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
         ([1], "it is a JSON list, not an object"),
         ({}, "it has no fields; give the line messages or prompt, or the run a template that names its columns"),
         ({"question": "?", "answer": "!"}, "it has 'answer', 'question'; give the line messages or prompt"),
-        ({"prompt": "hi"}, "it names no model; add one to the line, or set model= for the run"),
+        ({"prompt": "hi"}, "it names no model; add one to the line, or set one for the run"),
         ({"prompt": "hi", "model": 5}, "it names no model"),
         ({**chat, "body": None}, "body is a NoneType; it must be an object"),
         ({**chat, "body": "x"}, "body is a str; it must be an object"),

@@ -434,7 +434,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent_or_left_behin
         "template names no column": {"template": "hello"},
         "line 1: '{a.b}' is not a placeholder": {"template": "{a.b}"},
         "'timeout' is an option of other calls": {"params": {"timeout": 3}},
-        "must be .i, n. with i from 1 to n": {"shard": (3, 2)},
+        "must be part i of n, with i from 1 to n": {"shard": (3, 2)},
         "shards": {"shards": (1, 2)},
         "deadline": {"deadline": -1},
         "sample": {"sample": 0},

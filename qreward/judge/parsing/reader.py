@@ -85,7 +85,7 @@ _NOT_OWN = any_word(
     r"^(?:were|had|wäre|hätte)\b|e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…",
 )
 _RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
-_RATES = re.compile(_RATING, re.IGNORECASE)
+_RATES = re.compile(rf"\b{_RATING}|評価|评分|평가", re.IGNORECASE)
 _UNQUOTED = re.compile(
     rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
     r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
@@ -201,12 +201,12 @@ class TextReader:
 
     def _is_of_another(self, before: str, after: str) -> bool:
         """Return whether a score is said of another text or person, and nothing says that it judges: "The response ends: [[10]]"."""
-        judges = self._judging.search(before) or _RATES.search(after)
+        judges = self._judging.search(before) or _RATES.search(before) or _RATES.search(after)
         return self._options is None and not judges and bool(_OTHERS.search(before))
 
     def _may_precede_a_box(self, before: str) -> bool:
         """Return whether a box after these words can be a verdict. The solution of a task stands in a box too."""
-        return bool(_LEADS.fullmatch(before) or self._judging.search(before))
+        return bool(_LEADS.fullmatch(before) or self._judging.search(before) or _RATES.search(before))
 
     def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""

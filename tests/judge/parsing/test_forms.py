@@ -126,6 +126,9 @@ def test_a_score_that_another_text_or_person_states_is_no_verdict() -> None:
         ("7", "It is right.\n\n\\boxed{7}"),
         ("7", "Score: \\boxed{7}"),
         ("7", "The response deserves \\boxed{7}."),
+        ("7", "Die Antwort ist richtig. Bewertung: \\boxed{7}"),
+        ("7", "Оценка: \\boxed{7}"),
+        ("none", "This demonstrates \\boxed{7}."),
     ]
     assert others([(expected, text, "\\boxed{5}") for expected, text in boxes]) == []
 

@@ -38,7 +38,7 @@ def is_retried(error: BaseException, options: Any) -> Any:
 def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailure:
     """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
     overload = overload_of(error)
-    wait = None if overload is None else overload.retry_after
+    wait = None if overload is None or not overload.retry_after else min(overload.retry_after, LONGEST_WAIT)
     try:
         again = is_retried(error, options)
         covered = again is not False
@@ -53,6 +53,8 @@ def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailur
     return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
 
 
+LONGEST_WAIT = 60.0
+"""Longest wait in seconds that a ``Retry-After`` can cause, as ``Retry.max_retry_after`` has it for requests. A wait of 0 asks for none."""
 LINKS = 8
 """Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends
 cycles."""

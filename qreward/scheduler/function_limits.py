@@ -156,6 +156,7 @@ class KeyState:
     inflight: int = 0  # tries in flight
     used_at: float = -inf  # when a try last started or ended
     closed_until: float = -inf  # end of the cooldown after an overload error that carried a wait
+    room: int = 0  # tries that may begin in the cooldown: one for each that succeeded in it (conservation of packets, Jacobson 1988)
     starts: deque[float] | None = None  # those that count for the rate limit; None without a rate limit
     limit: Any = None  # the rate limit now
     adaptive: AimdLimit | None = None
@@ -167,7 +168,7 @@ class KeyState:
         self.follow(self.options)
 
     def reset(self, options: Any) -> None:
-        self.closed_until, self.starts, self.adaptive = -inf, None, None
+        self.closed_until, self.room, self.starts, self.adaptive = -inf, 0, None, None
         self.close_circuit()
         self.follow(options)
 
@@ -186,20 +187,27 @@ class KeyState:
         """Return the earliest time at which the key allows a try of a call. If the time has passed, the try is allowed now."""
         starts = self.starts
         if starts is None or len(starts) < self.limit or not call.paced:
-            return self.closed_until
+            return -inf if self.room else self.closed_until
         ready: float = starts[len(starts) - self.limit] + self.options.limit_window
-        return max(self.closed_until, ready)
+        return ready if self.room else max(self.closed_until, ready)
 
     def begin(self, now: float) -> None:
         """Record that a try begins."""
         self.inflight += 1
         self.used_at = now
+        self.room = max(0, self.room - 1) if now < self.closed_until else 0
         starts = self.starts
         if starts is not None:
             starts.append(now)
             window = self.options.limit_window
             while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
                 starts.popleft()
+
+    def close(self, now: float, until: float) -> None:
+        """Begin or prolong a cooldown."""
+        if now >= self.closed_until:
+            self.room = 0
+        self.closed_until = max(self.closed_until, until)
 
     # circuit breaker
 

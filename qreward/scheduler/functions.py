@@ -402,6 +402,7 @@ class CallScheduler:
     def _answered(self, now: float, attempt: Try, answer: Answer) -> None:
         call, function, state, seconds = attempt.task, attempt.task.function, attempt.task.key_state, now - attempt.sent_at
         function.quantiles.add(seconds)
+        state.room += now < state.closed_until
         if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
             if state.failures and state.trusts(call):
                 state.close_circuit()
@@ -427,7 +428,7 @@ class CallScheduler:
         if raised.overloaded:  # this is no failure for the circuit breaker
             call.function.counters.overloaded += 1
             if raised.wait is not None and raised.wait < inf:
-                state.closed_until = max(state.closed_until, now + raised.wait)
+                state.close(now, now + raised.wait)
             self._adapt(now, call, attempt.sent_at, None, overloaded=True)
         elif raised.again and attempt.cancel_reason is not CancelReason.OVERDUE:
             self._count_failure(now, call, attempt.sent_at)

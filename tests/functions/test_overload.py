@@ -81,6 +81,12 @@ def test_a_wait_of_a_users_function_that_is_none_is_no_wait() -> None:
     assert [(each.again, each.wait) for each in waits] == [(True, 2.0), (True, 0.0), (True, 0.0)]
 
 
+def test_a_wait_of_no_seconds_is_no_wait_and_a_long_one_counts_for_a_minute() -> None:
+    for asked, waited in ((0, None), (2, 2.0), (86_400, 60.0)):
+        found = failure_of(busy(asked), SimpleNamespace(exception_types=Exception), waits=True)
+        assert (found.again, found.overloaded, found.wait) == (True, True, waited), asked
+
+
 def test_what_a_users_function_returns_counts_as_true_or_false_if_it_is_no_number() -> None:
     returned = (None, re.match("a", "b"), re.match("a", "a"), numpy.bool_(False), numpy.bool_(True), numpy.float32(2))
     found = [failure_of(ValueError(), SimpleNamespace(exception_types=lambda _, it=it: it), waits=True) for it in returned]

@@ -37,6 +37,7 @@ class Watch:
         self.inflight: Counter[tuple[Function, Any]] = Counter()
         self._starts: dict[tuple[Function, Any], deque[float]] = {}
         self._closed_until: dict[tuple[Function, Any], float] = {}
+        self._room: Counter[tuple[Function, Any]] = Counter()  # successes in a cooldown that no start has used
         self._begun: Counter[Call] = Counter()
         self._hedges: Counter[Call] = Counter()
         self._failures: Counter[Call] = Counter()
@@ -65,7 +66,11 @@ class Watch:
             self._failures[call] += 1
             self._streak[call] = 0 if outcome.overloaded else self._streak[call] + 1
             if outcome.overloaded and outcome.wait is not None and outcome.wait < inf:
+                if now >= self._closed_until.get(where, -inf):
+                    self._room[where] = 0
                 self._closed_until[where] = max(self._closed_until.get(where, -inf), now + outcome.wait)
+        elif isinstance(outcome, Answer) and now < self._closed_until.get(where, -inf):
+            self._room[where] += 1
 
     def withdraw(self, call: Call) -> None:
         if call in self.open:
@@ -120,7 +125,9 @@ class Watch:
         assert call not in self.finished, "a call that has ended is tried"
         assert call not in self.withdrawn, "a call that was withdrawn is tried"
         assert now < call.deadline, "a try begins when its call has run out of time"
-        assert now >= self._closed_until.get(where, -inf), "a key is tried that asked to be left alone"
+        is_closed = now < self._closed_until.get(where, -inf)
+        assert self._room[where] or not is_closed, "a key is tried that asked to be left alone, and nothing has succeeded since"
+        self._room[where] = max(0, self._room[where] - 1) if is_closed else 0
         self._check_rate(now, call, self._starts.setdefault(where, deque()))
         beside = [other for other in self.live if other.task is call]
         if attempt.hedge:
@@ -199,7 +206,7 @@ class Watch:
         for attempt in sent:
             went = _call(attempt)
             for call in waiting:
-                only_room = call.key_state.starts is None and call.key_state.closed_until <= now
+                only_room = call.key_state.starts is None and (call.key_state.closed_until <= now or call.key_state.room > 0)
                 assert (
                     attempt.hedge
                     or not (call.key_state is went.key_state or only_room)

@@ -15,13 +15,28 @@ def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long() -> None:
         f = driver.function(keyed=True, most=2)
         first, second, waits = (driver.call(f, "a") for _ in range(3))
         driver.fail(first, after=1.0, wait=hint, overloaded=True)
-        driver.ok(second)
+        driver.fail(second)
         later = driver.call(f, "a")
         assert driver.begun(driver.call(f, "b")) == [1.0]
         driver.wait(hint)
         assert driver.begun(waits) == [1.0 + hint], "it waited for room"
         driver.ok(waits)
         assert driver.begun(later) == [1.0 + hint]
+
+
+def test_each_try_that_succeeds_while_the_key_is_closed_lets_one_more_begin() -> None:
+    driver = Driver()
+    f = driver.function(keyed=True, most=3)
+    first, second, third, *waits = (driver.call(f, "a") for _ in range(6))
+    driver.fail(first, after=1.0, wait=9.0, overloaded=True)
+    driver.ok(second, after=1.0)
+    assert [driver.begun(call) for call in waits] == [[2.0], [], []]
+    driver.fail(third, after=1.0)
+    driver.ok(waits[0], after=1.0)
+    assert [driver.begun(call) for call in waits] == [[2.0], [4.0], []]
+    driver.fail(waits[1], after=1.0, wait=20.0, overloaded=True)
+    driver.until(25.0)
+    assert driver.begun(waits[2]) == [25.0], "room that nobody used is over when the key opens"
 
 
 def test_the_longest_of_several_hints_holds_and_without_one_only_the_call_itself_waits() -> None:

@@ -48,6 +48,10 @@ def test_a_column_that_is_not_there_is_a_wrong_setting_and_those_there_are_are_l
         assert caught.value
     with pytest.raises(ConfigError, match="did you mean 'text'"):
         ADAPTER.item({"text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "txt"}))
+    row = {"text": "4", "prompt": "2 + 2?", "extra": {"answer": "4"}}
+    with pytest.raises(ConfigError, match=r"reference is mapped to 'extra\.anwser', .*; did you mean 'extra\.answer'"):
+        ADAPTER.item(row, RewardConfig(reward_model="rm", columns={"reference": "extra.anwser"}))
+    assert ADAPTER.item(row, RewardConfig(reward_model="rm", columns={"reference": "extra.proof"}))["reference"] is None
 
 
 async def test_a_missing_reward_is_logged_with_its_effect_and_is_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:

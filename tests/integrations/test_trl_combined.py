@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import inf, nan
 from typing import Any
 
+import numpy
 import pytest
 from adapter_fakes import SETTINGS, FakeScorer, installed
 
@@ -172,9 +173,14 @@ def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_befor
     assert wrong == []
 
 
-def test_a_column_that_is_no_list_or_too_short_is_no_column() -> None:
-    rows = list(rows_of(["a", "b"], ["c", "d"], {"one": [1, 2], "text": "xy", "short": [1], "n": 3}))
-    assert rows == [{"one": 1, "short": 1, "prompt": "a", "response": "c"}, {"one": 2, "prompt": "b", "response": "d"}]
+def test_columns_are_lists_or_arrays_with_a_value_for_each_completion() -> None:
+    rows = list(rows_of(["a", "b"], ["c", "d"], {"one": [1, 2], "array": numpy.array(["x", "y"]), "text": "xy", "n": 3}))
+    assert rows == [
+        {"one": 1, "array": "x", "prompt": "a", "response": "c"},
+        {"one": 2, "array": "y", "prompt": "b", "response": "d"},
+    ]
+    with pytest.raises(ConfigError, match="the column 'short' has 1 values for 2 completions; it needs one for each"):
+        list(rows_of(["a", "b"], ["c", "d"], {"short": [1]}))
 
 
 async def test_an_infinite_reward_of_a_function_is_no_reward() -> None:

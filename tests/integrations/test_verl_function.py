@@ -89,6 +89,15 @@ async def test_settings_come_from_a_file_and_what_stands_beside_it_goes_over_it(
     assert len(REWARDER._MADE) == 2
 
 
+def test_a_setting_beside_the_file_replaces_only_what_it_names(tmp_path: Path, scorer: FakeScorer) -> None:
+    file = tmp_path / "reward.json"
+    judge = {"model": "judge-7b", "range": [-1, 1], "prompt": "Judge {response}."}
+    file.write_text(json.dumps({"client": {"endpoints": [{"base_url": "http://127.0.0.1:1/v1"}]}, "judge": judge}))
+    made = settings_of({"config": str(file), "judge": {"model": "judge-70b"}}).judge
+    assert made is not None
+    assert (made.model, made.range, made.prompt) == (("judge-70b",), (-1.0, 1.0), "Judge {response}.")
+
+
 async def test_without_settings_the_environment_names_the_file(scorer: FakeScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configured(monkeypatch, tmp_path)
     assert (await compute_score("", "1", None, {"prompt": "?"}))["score"] == 1.0

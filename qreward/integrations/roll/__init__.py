@@ -18,7 +18,7 @@ from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, read_reward_settings
+from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, merged, read_reward_settings
 
 __all__ = ["INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
 
@@ -56,7 +56,7 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
     layers = [read_reward_settings(file)[0] if file else {}, _settings_of_rolls_judge(worker, prompts), *entries]
-    settings: dict[str, Any] = reduce(_over, layers, {})
+    settings: dict[str, Any] = reduce(merged, layers, {})
     if not settings.keys() & SCORERS:
         raise ConfigError(
             "no judge is configured; set judge_model_name, or judge, reward_model or cascade in reward_manager_config, "
@@ -90,15 +90,6 @@ def _settings_of_rolls_judge(worker: Any, prompts: Mapping[str, str]) -> dict[st
         account = {"api_key": key} if key else {}
         found["client"] = {"endpoints": [{"base_url": url.strip(), **account} for url in urls.split(",") if url.strip()]}
     return found
-
-
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings recursively; ``above`` takes precedence."""
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        merged[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def failure_of(config: RewardConfig) -> float | None:

@@ -49,6 +49,9 @@ from qreward.spelling import TYPO, closest, did_you_mean
 
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
+ENTRY_TYPO = 0.8
+"""Minimum similarity (0 to 1) of an entry that a column does not have to one that it has, from which it is taken for a misspelling:
+``anwser`` for ``answer``. Rows may lack entries, so the misspelling would not be seen otherwise."""
 GRACE = 2.0
 """Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 _log = logging.getLogger("qreward.integrations.trainers")
@@ -226,7 +229,12 @@ class Adapter:
             try:
                 item[field] = column_value(row, column)
             except KeyError:
-                if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
+                name, _, entry = column.partition(".")
+                if isinstance(entries := row.get(name), Mapping):
+                    if near := closest(entry, entries, cutoff=ENTRY_TYPO):
+                        raise ConfigError(
+                            f"columns: {field} is mapped to {column!r}, which the data does not have; did you mean '{name}.{near[0]}'?"
+                        ) from None
                     item[field] = None  # this row does not have the entry
                     continue
                 others = sorted(row.keys() - {*self.columns["response"]} if field == "reference" else row)

@@ -193,6 +193,15 @@ def read_reward_settings(source: str | Path | Mapping[str, Any], *, empty: str =
     return content, place
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings recursively; ``above`` takes precedence."""
+    found = dict(below)
+    for key, value in above.items():
+        under = found.get(key)
+        found[key] = merged(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qreward.codecs.chat import is_missing
+from qreward.errors import ConfigError
 
 _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pad|end_of_turn|unk)>|\[(?:PAD|EOS|/INST)\])\Z")
 """A special token of a common model family at the end of a text, such as ``<|im_end|>``, ``</s>``, and DeepSeek's with full-width bars."""
@@ -66,11 +67,18 @@ def _overlap(left: str, right: str, shortest: int) -> int:
 
 
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each completion: its values in the columns, which are lists, and ``prompt`` and ``response``."""
-    lists = {name: values for name, values in columns.items() if isinstance(values, Sequence) and not isinstance(values, str | bytes)}
+    """Yield a row for each completion: its values in the columns (lists, arrays or series), and ``prompt`` and ``response``.
+
+    Raises ``ConfigError`` if a column has another length.
+    """
+    listed = {name: values.tolist() if hasattr(values, "tolist") else values for name, values in columns.items()}
+    lists = {name: values for name, values in listed.items() if isinstance(values, Sequence) and not isinstance(values, str | bytes)}
+    for name, values in lists.items():
+        if len(values) != len(completions):
+            raise ConfigError(f"the column {name!r} has {len(values)} values for {len(completions)} completions; it needs one for each")
     for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         before, response = conversation(prompt, completion)
-        yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": before, "response": response}
+        yield {**{name: values[at] for name, values in lists.items()}, "prompt": before, "response": response}
 
 
 def conversation(prompt: Any, completion: Any) -> tuple[Any, Any]:

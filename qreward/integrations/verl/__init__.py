@@ -16,7 +16,7 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.settings import read_reward_settings
+from qreward.integrations.trainers.settings import merged, read_reward_settings
 from qreward.spelling import closest
 
 __all__ = ["compute_score", "compute_scores"]
@@ -122,7 +122,7 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
     if known is None:
         file = ours.pop("config", None)
         if file is not None and ours:
-            known = load_reward_config({**read_reward_settings(file)[0], **ours}, place=f"{file} and reward_kwargs")
+            known = load_reward_config(merged(read_reward_settings(file)[0], ours), place=f"{file} and reward_kwargs")
         else:
             known = load_reward_config(ours or file, place="reward_kwargs" if ours else None)
         if known.client is None and router:

@@ -113,7 +113,7 @@ class Input:
 
     def _next_bytes(self, file: Any) -> bytes:
         """Return the next bytes of a file; nothing after ``close``, also while standard input gives nothing and stays open."""
-        while file is sys.stdin.buffer and not _is_ready(file):
+        while file is getattr(sys.stdin, "buffer", None) and not _is_ready(file):
             if self._is_closed:
                 return b""
         return file.read1(CHUNK)  # type: ignore[no-any-return]
@@ -146,6 +146,8 @@ def _matching(name: str) -> list[str]:
 
 def _opened(name: str) -> AbstractContextManager[Any]:
     if name == STANDARD_INPUT:
+        if not hasattr(sys.stdin, "buffer"):
+            raise ConfigError("standard input is closed, or holds no bytes; name a file")
         return nullcontext(sys.stdin.buffer)
     return gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb")
 

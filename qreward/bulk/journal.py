@@ -368,13 +368,19 @@ def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force:
             )
 
 
-def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, int, Record]]:
-    """Yield begin, end and content of each valid record from the offset ``place`` on. Another process may be writing the journal."""
+def read_records(path: Path, place: int = 0, *, in_use: bool = False) -> Iterator[tuple[int, int, Record]]:
+    """Yield begin, end and content of each valid record from the offset ``place`` on.
+
+    If the journal is ``in_use`` by another process, its records end where reserved space begins. The other process may fill this space,
+    and write behind it, while it is read.
+    """
     # opened on each call, because network file systems show the writes of other machines only to a newly opened file
     with BufferedReader(path.open("rb", buffering=0), CHUNK) as file:
         file.seek(place)
         while ahead := file.peek():
             if reserved := len(ahead) - len(ahead.lstrip(b"\0")):  # space without line breaks, which may be large
+                if in_use:
+                    return
                 place += len(file.read(reserved))
                 continue
             line = file.readline()

@@ -96,7 +96,7 @@ class JournalFolder:
                 return  # another process is writing it
             check_header(path, header, self._settings, force=self._force)
             end = len(header)
-        for place, behind, record in read_records(path, end):
+        for place, behind, record in read_records(path, end, in_use=True):
             self._take(part, place, record)
             end = behind
         self._ends[part] = end

@@ -364,10 +364,10 @@ class ProviderBatches:
         faults = (found.errors and found.errors.data) or []
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
-        named, written = [fault for fault in faults if fault.line is not None], batch.order or list(batch.lines)
-        for fault in named:
-            number = fault.line or 0
-            line = batch.lines.pop(written[number - 1], None) if 0 < number <= len(written) else None
+        written = batch.order or list(batch.lines)
+        named = [(fault, fault.line - 1) for fault in faults if fault.line is not None and 0 < fault.line <= len(written)]
+        for fault, place in named:
+            line = batch.lines.pop(written[place], None)
             if line is not None:
                 text = secrets.hide(f"endpoint {batch.api.name!r} refused the line: {fault.code}: {fault.message}")
                 error = BadRequest(text, endpoint=batch.api.name, model=batch.api.model)

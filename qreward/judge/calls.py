@@ -92,7 +92,8 @@ class WritingModel:
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
         self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-        declared = [] if parser.form is JSON else [parser.form.name, parser.form.values]
+        declared: list[Any] = [] if parser.form is JSON else [parser.form.name, parser.form.values]
+        declared += [sorted(self._accepted)] if self._accepted else []
         self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *declared])
         self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
         merged = {**self._params, **(self._body if isinstance(self._body, Mapping) else {})}

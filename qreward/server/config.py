@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -14,6 +15,8 @@ from qreward.errors import ConfigError
 from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, Rate, Seconds, SomeSeconds, default, wrong
 
 PREFIX = "QREWARD_SERVE_"
+_OF_KUBERNETES = re.compile(r"SERVICE_|PORT_|PORT=(?:tcp|udp|sctp)://")
+"""Variables that Kubernetes sets in all pods beside a service with the name ``qreward-serve``."""
 """Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
 _TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 
@@ -102,7 +105,8 @@ class ServerConfig(Policy):
 
         An empty text stands for the default, and ``none`` for None.
         """
-        texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
+        set_here = {name.removeprefix(PREFIX): text for name, text in os.environ.items() if name.startswith(PREFIX)}
+        texts = {name.lower(): text for name, text in set_here.items() if not _OF_KUBERNETES.match(f"{name}={text}")}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
         return cls.from_content(values)

@@ -211,6 +211,13 @@ def test_standard_input_that_stays_open_without_giving_anything_is_left_when_the
         assert list(lines) == []
 
 
+def test_files_are_read_without_standard_input_and_a_closed_one_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stdin", missing)
+        assert read(written(tmp_path / "a.jsonl", LINES)) == ROWS
+        assert "standard input is closed" in refusal("-")
+
+
 def test_bytes_in_a_row_are_text_and_other_bytes_are_the_failure_of_their_row() -> None:
     good, bad = Input([{"a": "ä".encode()}, {"a": b"\xff"}]).lines()
     assert good.fields() == {"a": "ä"}

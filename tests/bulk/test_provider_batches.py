@@ -271,7 +271,7 @@ async def test_a_model_that_the_provider_does_not_offer_fails_its_lines(tmp_path
 
 async def test_a_file_that_is_refused_as_a_whole_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
     fake = FakeProvider(service())
-    failed(fake, "batch_1", {"code": "billing", "message": "no credit"})
+    failed(fake, "batch_1", {"code": "billing", "message": "no credit"}, {"code": "odd", "line": 99, "message": "no such line"})
     fake.service.settings = fake.service.settings.model_copy(update={"duration": 1e6})
     report = await run(fake, [chat(0)], tmp_path / "out.jsonl")
     assert report.exit_code == 75

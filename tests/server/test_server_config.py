@@ -116,6 +116,8 @@ def test_the_token_comes_from_a_variable_or_a_file_and_never_from_the_command_li
 def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"PORT": "8080", "MODE": "batch", "ISOLATE_ERRORS": "false", "TIMEOUT": "none", "TOKEN": TOKEN, "RATE": ""}.items():
         monkeypatch.setenv(f"QREWARD_SERVE_{name}", text)
+    for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_5000_TCP"):  # of a service with that name in Kubernetes
+        monkeypatch.setenv(f"QREWARD_SERVE_{name}", "10.0.0.1")
     config = ServerConfig.from_env()
     assert (config.port, config.mode, config.isolate_errors, config.timeout, config.rate) == (8080, "batch", False, None, None)
     assert config.token is not None
@@ -127,6 +129,8 @@ def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first
             found = ServerConfig.from_env(**given).token
             assert found is not None
             assert found.get_secret_value() == token, "the value of a variable, and the content of a file, is taken as it is"
+    monkeypatch.setenv("QREWARD_SERVE_PORT", "tcp://10.0.0.1:5000")
+    assert ServerConfig.from_env().port == ServerConfig().port
     monkeypatch.setenv("QREWARD_SERVE_PROT", "1")
     with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
         ServerConfig.from_env()

@@ -70,8 +70,8 @@ class FileObject(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, frozen=True):
     """Number of lines of a batch: ``completed`` lines are in the output file, and ``failed`` lines are in the error file."""
 
-    completed: int = 0
-    failed: int = 0
+    completed: int | None = 0
+    failed: int | None = 0
 
 
 class BatchObject(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class BatchObject(msgspec.Struct, frozen=True):
         """The identifiers of the batch's result files, each with the number of lines that the file should have."""
         counts = self.request_counts or Counts()
         found = ((self.output_file_id, counts.completed), (self.error_file_id, counts.failed))
-        return [(file, lines) for file, lines in found if file]
+        return [(file, lines or 0) for file, lines in found if file]
 
     @property
     def has_ended(self) -> bool:

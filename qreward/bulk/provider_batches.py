@@ -125,6 +125,11 @@ class ProviderBatches:
         holder = self._holder(key)
         return None if holder is None else holder.held[key]
 
+    @property
+    def has_unread(self) -> bool:
+        """True if a batch of an earlier run has lines that were not read from the input yet. Such a batch is followed after that."""
+        return any(batch.held for batch in self._open.values())
+
     def _holder(self, key: int) -> Batch | None:
         return next((batch for batch in self._open.values() if key in batch.held), None)
 

@@ -60,6 +60,7 @@ class BulkRun(LineRun):
         self._is_over = False
         self._error: BaseException | None = None
         self._read = self._taken = self._resumed = 0
+        self._left_out = 0  # lines that the budget did not allow beside the provider batches of earlier runs
 
     # stopping
 
@@ -148,6 +149,9 @@ class BulkRun(LineRun):
                     self.stop("the next line could pass max_cost or max_tokens")
                 if self._reason is not None:
                     return None
+                if self._provider is not None and self._provider.has_unread:  # only their lines, which come later, set the budget free
+                    self._left_out += 1
+                    return None
                 text = f"the next line of qreward run waits for its budget, which requests in flight hold until they end ({self.budget})"
                 self.runtime.look.reasons[self] = Explanation("", "budget", text, waiting=1)
                 await self.next_result()
@@ -200,6 +204,8 @@ class BulkRun(LineRun):
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if all lines are done, and return the paths of results and failures; None for a file that was not written."""
+        if self._reason is None and self._left_out:
+            self._reason = f"{self._left_out} lines could pass max_cost or max_tokens beside the provider batches of earlier runs"
         if self._reason is None and not self.has_read_all:
             self._reason = f"its sample of {self._taken} lines is done"
         if not self._journal.flush() or self._reason is not None:

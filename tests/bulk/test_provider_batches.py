@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import pytest
 from bulk_fakes import line as chat
 from provider_tools import (
@@ -289,6 +290,18 @@ async def test_a_queue_that_takes_fewer_tokens_gets_smaller_files(tmp_path: Path
     paid_once(fake.service, 12)
 
 
+async def test_a_line_that_the_budget_does_not_allow_beside_an_earlier_batch_waits_for_the_next_run(tmp_path: Path) -> None:
+    fake, output = FakeProvider(service(duration=100.0)), tmp_path / "out.jsonl"
+    lines = [chat(number, max_tokens=200) for number in range(4)]
+    assert (await run(fake, lines[1:], output, max_tokens=2000, deadline=20.0)).at_provider == (3, 1)
+    report = await run(fake, lines, output, max_tokens=900)
+    assert (report.exit_code, report.done) == (75, 3)
+    assert "1 lines could pass max_cost or max_tokens beside the provider batches" in str(report.reason)
+    assert (await run(fake, lines, output, max_tokens=900)).exit_code == 0
+    assert answers(output) == expected(4)
+    paid_once(fake.service, 4)
+
+
 # the network
 
 
@@ -306,6 +319,12 @@ async def test_calls_are_repeated_while_the_provider_cannot_be_reached(tmp_path:
         assert (report.exit_code, left) == (0, []), place
         assert answers(output) == expected(3), place
         paid_once(fake.service, 3)
+
+
+def test_a_batch_without_counts_in_the_list_of_the_provider_is_read() -> None:
+    shown = {"id": "old", "status": "completed", "output_file_id": "f", "request_counts": {"completed": None, "failed": None}}
+    (batch,) = msgspec.json.decode(json.dumps({"data": [shown]}), type=provider.BatchPage).data
+    assert batch.files == [("f", 0)]
 
 
 async def test_a_batch_whose_creation_was_not_confirmed_is_found_and_not_created_twice(tmp_path: Path) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from itertools import accumulate
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import httpx
 import pytest
 from schedule_runs import KINDS, SLACK, at_times, kind_name
 
+from qreward import schedule
 from qreward.functions.function import no_waiting
+from qreward.testing import run_in_virtual_time
 
 both = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 
@@ -48,6 +54,46 @@ def test_a_function_of_the_exception_says_whether_it_is_retried_and_after_how_lo
     )
     assert len(outcome.starts) == 3
     assert outcome.times[2] - outcome.times[1] == pytest.approx(2.5, abs=SLACK)
+
+
+class Full(Exception):
+    status_code, retry_after = 429, 5
+
+
+def waits_at_a_full_server(calls: int, most: int | None) -> list[float]:
+    """The seconds of the calls that succeed at a server that has room for four, is loaded by 60 %, and asks the others to wait for 5 s."""
+    rng, busy, waits = Random(1), 0, list[float]()
+    seconds = [0.5 * rng.lognormvariate(-0.32, 0.8) for _ in range(calls)]
+    starts = list(accumulate(rng.expovariate(4.8) for _ in range(calls)))
+
+    @schedule(retry_times=3, max_concurrency=most)
+    async def judge(number: int) -> int:
+        nonlocal busy
+        if busy >= 4:
+            raise Full
+        busy += 1
+        await asyncio.sleep(seconds[number])
+        busy -= 1
+        return number
+
+    async def call(number: int) -> None:
+        await asyncio.sleep(starts[number])
+        with suppress(Full):
+            assert await judge(number) == number
+            waits.append(asyncio.get_running_loop().time() - starts[number])
+
+    async def main() -> None:
+        await asyncio.gather(*map(call, range(calls)))
+
+    run_in_virtual_time(main())
+    return waits
+
+
+def test_a_server_without_room_for_some_is_used_by_others_while_it_asks_for_a_wait() -> None:
+    for most in (None, 6):
+        waits = waits_at_a_full_server(400, most)
+        assert len(waits) >= 388, most
+        assert fmean(waits) < 1.5, most
 
 
 @both

@@ -15,9 +15,9 @@ from qreward.errors import ConfigError
 from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, Rate, Seconds, SomeSeconds, default, wrong
 
 PREFIX = "QREWARD_SERVE_"
+"""Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
 _OF_KUBERNETES = re.compile(r"SERVICE_|PORT_|PORT=(?:tcp|udp|sctp)://")
 """Variables that Kubernetes sets in all pods beside a service with the name ``qreward-serve``."""
-"""Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
 _TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 
 Port = Annotated[int, Field(ge=0, le=65535), NOT_BOOL]

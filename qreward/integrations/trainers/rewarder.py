@@ -230,16 +230,15 @@ class Adapter:
                 item[field] = column_value(row, column)
             except KeyError:
                 name, _, entry = column.partition(".")
+                near: list[str] = []
                 if isinstance(entries := row.get(name), Mapping):
-                    if near := closest(entry, entries, cutoff=ENTRY_TYPO):
-                        raise ConfigError(
-                            f"columns: {field} is mapped to {column!r}, which the data does not have; did you mean '{name}.{near[0]}'?"
-                        ) from None
-                    item[field] = None  # this row does not have the entry
-                    continue
+                    near = [f"{name}.{one}" for one in closest(entry, entries, cutoff=ENTRY_TYPO)]
+                    if not near:
+                        item[field] = None  # this row does not have the entry
+                        continue
                 others = sorted(row.keys() - {*self.columns["response"]} if field == "reference" else row)
                 usual = [name for name in self.columns.get(field, ()) if name in others]
-                near = closest(column, others, cutoff=TYPO) or usual
+                near = near or closest(column, others, cutoff=TYPO) or usual
                 hint = f"did you mean {near[0]!r}?" if near else did_you_mean(column, others, otherwise="there are")
                 raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
         for field, candidates in self.columns.items():

@@ -14,6 +14,7 @@ from qreward.judge.parsing.text import (
     ANY_NUMBER,
     DIGITS,
     HEADS_SPEECH,
+    NAMES_ANOTHER,
     PERSON,
     SAYS,
     SCORE,
@@ -77,7 +78,6 @@ _TIED = (
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
-_OTHERS = any_word(vocabulary("others"))
 _NEGATION = any_word(vocabulary("negation"))
 _SUPPOSED = any_word(vocabulary("supposed"))
 _NOT_OWN = any_word(
@@ -202,7 +202,7 @@ class TextReader:
     def _is_of_another(self, before: str, after: str) -> bool:
         """Return whether a score is said of another text or person, and nothing says that it judges: "The response ends: [[10]]"."""
         judges = self._judging.search(before) or _RATES.search(before) or _RATES.search(after)
-        return self._options is None and not judges and bool(_OTHERS.search(before))
+        return self._options is None and not judges and bool(NAMES_ANOTHER.search(before))
 
     def _may_precede_a_box(self, before: str) -> bool:
         """Return whether a box after these words can be a verdict. The solution of a task stands in a box too."""

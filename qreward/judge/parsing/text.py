@@ -121,7 +121,7 @@ _OTHERS = vocabulary("others")
 SAYS = any_word(vocabulary("says"))
 PERSON = any_word(vocabulary("person"))
 SHOWS = any_word(vocabulary("shows"))
-_NAMES_ANOTHER = any_word(_OTHERS)
+NAMES_ANOTHER = any_word(_OTHERS)
 _OWN = re.compile(
     r"\b(?:mine|verdict|evaluation|assessment|judge?ment|final|analysis|review|feedback|critique|notes|(?:rat|scor|grad)(?:e|ed|ing))\b",
     re.IGNORECASE,
@@ -171,7 +171,7 @@ def _line(raw: str) -> str:
 def _introduces(part: str, *, titled: bool) -> str:
     """Return how far the reported speech reaches that a sentence introduces: the ``paragraph``, the ``next`` one, the text below a
     ``title``, or the rest of the ``answer``; ``""`` for none."""
-    names = bool(_NAMES_ANOTHER.search(part))
+    names = bool(NAMES_ANOTHER.search(part))
     if names and _SPEAKS.search(part):
         return "answer"
     if (titled or part[-1] in ":：") and HEADS_SPEECH.fullmatch(part):

@@ -9,7 +9,7 @@ from math import floor, inf
 
 import msgspec
 
-from qreward.scheduler.limits.concurrency import ConcurrencyLimit
+from qreward.scheduler.limits.concurrency import ConcurrencyLimit, Reject
 from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
 
@@ -512,10 +512,10 @@ class CappedLimit(ConcurrencyLimit):
         self._inner.ok(now, sent_at, tokens, inflight)
         self.cap(self._permits)
 
-    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-        away = self._inner.rejected(now, sent_at, hint, others)
+    def rejected(self, now: float, sent_at: float, order: int, hint: float | None, others: int) -> Reject:
+        meaning = self._inner.rejected(now, sent_at, order, hint, others)
         self.cap(self._permits)
-        return away
+        return meaning
 
     def cooled(self, now: float, inflight: int) -> None:
         self._inner.cooled(now, inflight)

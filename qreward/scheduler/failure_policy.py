@@ -117,7 +117,7 @@ class FailurePolicy:
         source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
-            source.rejected(now, attempt.sent_at, hint)
+            source.rejected(now, attempt, hint)
             source.cooldown.uncapped_hint = requested if requested is not None and requested > most else None
             return False
         source.tally.failed += 1

@@ -10,30 +10,20 @@ source is also out of service; any answer puts it back in service.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable
-from math import comb, inf
+from math import inf
 from random import Random
 from typing import NamedTuple
+
+from qreward.scheduler.stats import LastFailures, least_failures
 
 WINDOW, CHANCE = 20, 1 / 32
 """The breaker opens if, of the last n requests in the order in which they were sent, so many distinct tasks failed that a source whose
 failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test), for any n up to ``WINDOW``. That is five
 of five, eight of nine, or fifteen of twenty."""
+LEAST_FAILURES = least_failures(0.5, CHANCE, WINDOW)
 OPEN = 2.0
 """Seconds for which the breaker is open, before jitter. A source must be used again within seconds of its recovery."""
-
-
-def _least_failures() -> list[int]:
-    """Return, for each number of requests up to ``WINDOW``, the least number of failures that opens the breaker."""
-    found = []
-    for sent in range(WINDOW + 1):
-        tails = [sum(comb(sent, k) for k in range(failed, sent + 1)) / 2**sent for failed in range(sent + 2)]
-        found.append(next(failed for failed, tail in enumerate(tails) if tail <= CHANCE))
-    return found
-
-
-LEAST_FAILURES = _least_failures()
 
 
 class HealthChange(NamedTuple):
@@ -53,7 +43,7 @@ class Health:
         self.marked_unhealthy = False
         self.in_service = True  # neither out of service after failures nor marked unhealthy by an operator
         self.is_back = True  # in service, and may have more than one request in flight
-        self._first = 0  # requests that were sent before the state last changed; those do not count
+        self._failures = LastFailures()
         self._ejected = False  # the source was ejected, and no answer has come since
         self.since = -inf  # when the state last changed; requests sent earlier do not count
         self.serving_since = -inf  # when it first answered after it was out of service; earlier failures may belong to the outage
@@ -62,7 +52,7 @@ class Health:
     def _reset(self) -> None:
         self.open_until = -inf  # no request is sent before this time, and the first one after it is a test; -inf while in service
         self.half_open = False  # only one request may be in flight; also true while the source is out of service
-        self._failures: list[tuple[int, int]] = []  # (order, task) of the latest failures; ``order`` counts the requests that were sent
+        self._failures.clear()
         self.clean, self._stalled = True, False
 
     def mark_unhealthy(self) -> None:
@@ -80,7 +70,7 @@ class Health:
     def sent(self, now: float, order: int) -> None:
         """Record that the ``order``-th request was sent. The first request after ``open_until`` makes the breaker half-open."""
         if self.open_until != -inf and now >= self.open_until:
-            self._first = order - 1
+            self._failures.first = order - 1
             self.open_until, self.half_open, self.since, self._stalled = -inf, True, now, False
             self._update()
 
@@ -97,31 +87,14 @@ class Health:
     def failed(self, now: float, sent_at: float, order: int, task: int, *, dead: bool = False) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
-        Requests count in the ``order`` in which they were sent, and those that are still in flight count as not failed. So a burst of
-        requests whose errors return before its answers is not a row of failures. Of a sign of death (``dead``), one is enough.
+        Requests count in the ``order`` in which they were sent. Of a sign of death (``dead``), one is enough.
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
-        insort(self._failures, (order, task))
-        del self._failures[: -4 * WINDOW]
-        if not (dead or self.half_open or self._mostly_fails(order)):
+        if not (self._failures.add(order, task, LEAST_FAILURES) or dead or self.half_open):
             return False
         self.eject(now, OPEN * self._rng.uniform(0.5, 1.5))
         return True
-
-    def _mostly_fails(self, order: int) -> bool:
-        failed: set[int] = set()
-        repeated = 0  # failures of tasks that were counted already, as if those requests had not been sent
-        for place, task in reversed(self._failures):
-            if place > order:
-                continue
-            if place <= max(self._first, order - WINDOW - repeated):
-                return False
-            repeated += task in failed
-            failed.add(task)
-            if len(failed) >= LEAST_FAILURES[order - place + 1 - repeated]:
-                return True
-        return False
 
     def eject(self, now: float, seconds: float) -> None:
         self._reset()

@@ -16,7 +16,7 @@ from qreward.quota.ledger import Lease
 from qreward.results import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, LOAD, SourceService
 from qreward.scheduler.health import Cooldown, Health
-from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit, Reject
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate, MinuteLimit
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
@@ -232,19 +232,20 @@ class Source:
             if isinstance(limit, HeaderRateLimit):
                 limit.update(now, sent_at, advertised, answered=used is not None, others=self.inflight * cost, hint=hint)
 
-    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+    def rejected(self, now: float, attempt: Attempt, hint: float | None) -> None:
         """Record that the source rejected a request because of overload, after ``ended`` was called."""
+        sent_at = attempt.sent_at
         self.tally.rejected += 1
         for limit in (self.requests, self.tokens):
             if limit is not None:
                 limit.rejected(now)
-        away = self.window.rejected(now, sent_at, hint, self.inflight)
-        if away or hint is not None or self.cooldown.pauses:  # the test of a cooldown is never noise
+        meaning = self.window.rejected(now, sent_at, attempt.order, hint, self.inflight)
+        if meaning is Reject.AWAY or self.cooldown.pauses:  # the test of a cooldown is never noise
             self.cooldown.rejected(now, sent_at, hint)
         if self.learned is not None:
             self.learned.rejected(sent_at)
-            if away and hint is not None:
-                self.learned.hinted(now, hint)
+            if hint is not None and meaning is not Reject.FULL:
+                self.learned.hinted(now, hint, stray=meaning is Reject.STRAY or not self.inflight)
 
     def failed(self, now: float) -> None:
         """Record a failure that counts against the source."""

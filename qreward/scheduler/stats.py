@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable
+from functools import cache
 from itertools import accumulate
 from math import exp, inf, log
 
@@ -11,6 +12,59 @@ _GROWTH = 0.1
 _SMALLEST = 1e-4
 _OFFSET = -int(log(_SMALLEST) / _GROWTH)
 _BUCKETS = 256
+
+
+@cache
+def least_failures(share: float, chance: float, most: int) -> list[int]:
+    """Return, for each number of requests up to ``most``, the least number of failures that shows a share of failures above ``share``.
+
+    If each request failed with the probability ``share``, so many would fail with a probability of at most ``chance`` (binomial test).
+    """
+    found = []
+    for sent in range(most + 1):
+        failed, each = sent + 1, share**sent  # ``each``: probability of exactly ``failed - 1`` failures
+        tail = each
+        while tail <= chance:
+            failed -= 1
+            each *= failed / (sent - failed + 1) * (1.0 - share) / share
+            tail += each
+        found.append(failed)
+    return found
+
+
+class LastFailures:
+    """The failures among the last requests, in the order in which the requests were sent.
+
+    Requests in flight count as not failed. So a burst of requests whose failures return before its answers is not a row of failures.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0  # requests up to this one do not count
+        self._failures: list[tuple[int, int]] = []  # (order, key); ``order`` counts the requests that were sent
+
+    def clear(self) -> None:
+        self._failures.clear()
+
+    def add(self, order: int, key: int, least: list[int]) -> bool:
+        """Record that the ``order``-th request failed. Failures with the same ``key`` count once.
+
+        Returns True if, of the last n requests up to this one, at least ``least[n]`` failed, for any n.
+        """
+        most = len(least) - 1
+        insort(self._failures, (order, key))
+        del self._failures[: -4 * most]
+        failed: set[int] = set()
+        repeated = 0  # failures of keys that were counted already, as if those requests had not been sent
+        for place, each in reversed(self._failures):
+            if place > order:
+                continue
+            if place <= max(self.first, order - most - repeated):
+                return False
+            repeated += each in failed
+            failed.add(each)
+            if len(failed) >= least[order - place + 1 - repeated]:
+                return True
+        return False
 
 
 class Quantiles:

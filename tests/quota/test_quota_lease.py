@@ -27,7 +27,7 @@ from qreward.quota.ledger import (
     RenewRequest,
 )
 from qreward.quota.renewal import AHEAD, IDLE, SLOW, LeaseRenewer
-from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit, Reject
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
@@ -214,19 +214,19 @@ def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone
             inflight = 0 if step < 1500 else alone.limit - 1
             limit.sent(now, alone.limit)
             if full:
-                returns.append(limit.rejected(now, now - 1.0, 2.0 if step % 2 else None, 6 if step % 1200 < 600 else 0))
+                returns.append(limit.rejected(now, now - 1.0, step, 2.0 if step % 2 else None, 6 if step % 1200 < 600 else 0))
             elif step % 2000 == 1999:
                 limit.returned(now, 1)
                 limit.crowd(now + 5.0)
             else:
                 limit.ok(now, now - 1.0, 10 + step % 7, inflight)
-        assert returns in ([], [False] * 2, [True] * 2), step
+        assert len(set(returns)) <= 1, step
         inner = shared.inner
         assert isinstance(inner, AdaptiveLimit)
         assert (inner.limit, inner.crowded_until) == (alone.limit, alone.crowded_until), step
         assert (shared.limit, shared.reason) == (min(alone.limit, 12), "its share" if alone.limit > 12 else alone.reason), step
         seen.add((alone.limit > 12, *returns[:1]))
-    assert seen == {(True,), (False,), (True, True), (False, True), (True, False)}, "all of these are compared"
+    assert seen == {(True,), (False,), (True, Reject.AWAY), (False, Reject.AWAY), (True, Reject.STRAY)}, "all of these are compared"
 
 
 def test_a_share_that_changes_is_the_cap_from_then_on_whatever_ends() -> None:
@@ -242,7 +242,7 @@ def test_a_share_that_changes_is_the_cap_from_then_on_whatever_ends() -> None:
     limit = CappedLimit(AdaptiveLimit(Random(1), 256), 5)
     for now in range(40):
         limit.sent(now, 20)
-        limit.rejected(now, now - 1.0, None, 3)
+        limit.rejected(now, now - 1.0, now, None, 3)
     assert limit.limit == 3
     limit.returned(50.0, 1)
     assert (limit.limit, limit.inner.limit > 5) == (5, True), "its source is back: it begins again"

@@ -84,7 +84,8 @@ class Watch:
             return
         del self.live[attempt]
         self.cancels.pop(attempt, None)
-        if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED and outcome.retry_after is not None:
+        alone = all(other.source is not attempt.source for other in self.live)
+        if alone and isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED and outcome.retry_after:
             until = now + outcome.retry_after
             self._stay_away[attempt.source] = max(self._stay_away.get(attempt.source, -inf), until)
 

@@ -316,7 +316,6 @@ def test_a_reject_that_asks_for_no_wait_counts_like_one_without_a_hint() -> None
     found = []
     for hint in (None, 0.0, 1.0):
         driver = Driver({"a": 4}, retry=Retry())
-        driver.submit()
         driver.fail(live(driver.submit()), K.OVERLOADED, retry_after=hint)
         found.append((driver["a"].cooldown.opens_at, driver["a"].ready_at(driver.now)))
     assert found[0] == found[1] != found[2]

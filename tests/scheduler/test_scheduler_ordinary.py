@@ -190,6 +190,25 @@ def test_a_server_that_is_away_again_and_again_is_used_as_before_when_it_is_back
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
+def test_rejects_at_random_cost_hardly_more_than_the_requests_whatever_wait_they_ask_for() -> None:
+    """Share of rejects, their wait -> most seconds of a batch; with all slots in use: 7.2, 7.8 and 29 s, and 7.2 s of calls.
+
+    When each reject with a wait paused the whole server and lowered its limits, the first took 720 s, and the last did not end.
+    """
+
+    def batch(number: int) -> Callable[[Fleet], float]:
+        return lambda fleet: fleet.batch([EQUAL] * number)
+
+    cases: Cases = {
+        f"{rejects} {hint} {number}": ([quick(rejects=rejects, hint=hint)], batch(number), most)
+        for rejects, number, most in ((0.02, 1500, 7.6), (0.05, 1500, 9.0), (0.1, 6000, 75.0))
+        for hint in (None, 1.0, 5.0)
+    }
+    cases["calls"] = ([quick(rejects=0.02, hint=5.0)], lambda fleet: fleet.calls([EQUAL] * 1500, 64), 7.6)
+    cases["one of two"] = ([quick(rejects=0.02, hint=5.0), quick()], batch(3000), 7.6)
+    assert not (wrong := too_slow(cases, 4)), "\n".join(wrong)
+
+
 def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_do() -> None:
     """Each batch of 128 items fits into the concurrency limits of both servers."""
     cases: Cases = {

@@ -230,8 +230,8 @@ def test_a_source_comes_back_with_the_concurrency_limit_that_it_had_before_it_we
     grown(window, 0.0)
     had = window.limit
     probe(state, source, READY, since=1.0)
-    for others in (20, 10, 5, 2):  # it finishes what it has, and turns away what is new
-        window.rejected(1.5, 1.4, None, others)
+    for order, others in enumerate((20, 10, 5, 3, 2)):  # it finishes what it has, and turns away what is new
+        window.rejected(1.5, 1.4, order, None, others)
     assert window.limit < had / 2
     probe(state, source, AWAY, AWAY, READY, since=2.0)
     assert window.limit >= min(had / 2, 32)

@@ -75,7 +75,7 @@ def test_the_latest_of_gate_health_and_rate_counts() -> None:
     send(held, 0.0)
     assert held.ready_at(0.0) == MINUTE
     held.inflight -= 1
-    held.rejected(0.5, 0.0, hint=20.0)
+    held.rejected(0.5, attempt(held, 0.0), hint=20.0)
     assert held.ready_at(0.0) == MINUTE
     held.health.eject(1.0, 80.0)
     assert held.ready_at(0.0) == 81.0
@@ -232,8 +232,14 @@ def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_
             made.ended(number + 0.1, sent)
             made.answered(number + 0.1, sent, Answer("yes", 3, 4))
         assert made.rate() > 5.0
-        made.rejected(60.0, 59.5, hint=2.0)
-        assert (made.tally.rejected, made.ready_at(60.0)) == (1, 62.0)
+        row = [attempt(made, 59.5) for _ in range(5)]
+        for sent in row:
+            made.sent(59.5, sent)
+        for sent in row[:4]:
+            assert made.cooldown.pauses == 0, "the first three are stray"
+            made.ended(60.0, sent)
+            made.rejected(60.0, sent, hint=2.0)
+        assert (made.tally.rejected, made.ready_at(60.0, slot=True)) == (4, 62.0)
         assert (made.rate() < 1.1) is adaptive, "about one a second was accepted"
 
 

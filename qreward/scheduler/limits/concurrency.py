@@ -8,10 +8,10 @@ W1  Start at 32 requests. If the first request is a list, start at 32 items, but
     sent since it began, as half of the limit.
 W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput, and lower
     it if the lower limit does not reduce throughput. At the configured limit, test a lower limit only in every eighth round.
-W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject among
-    good answers is ignored, unless it carries a hint (``Retry-After``).
+W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. It is *stray* and is
+    ignored unless rejects are credibly too many for a source that rejects some requests at random (see ``RejectShare``).
 W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
-    reject of a try takes it back, and has no other effect. If it carries a hint, the next try comes after twenty times that wait.
+    reject of a try takes it back, and has no other effect, unless as many rejects are usual here.
 W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used for a whole round, if
     the present limit is more than a tenth lower. This is a try as in W4: a reject of a request that is sent within a second takes it back.
     If a reject finds no other request in flight, the source is away, not full: start again as in W1, but not below the highest limit that
@@ -20,8 +20,11 @@ W5  When a cooldown ends because the source serves requests again, set the limit
 
 from __future__ import annotations
 
-from math import inf, log
+from enum import Enum
+from math import ceil, inf, log
 from random import Random
+
+from qreward.scheduler.stats import LastFailures, least_failures
 
 DEFAULT_LIMIT = 64
 """Maximum number of requests in flight at an endpoint that has neither a configured nor an adaptive limit."""
@@ -35,12 +38,17 @@ START, TRUSTED = 32, 64  # W1: initial limit, and the largest configured limit t
 FEWEST = 4  # W1: least initial limit for requests with many items
 KEEP = 0.35  # W1: least elasticity at which the limit doubles again
 ZIG, LOOK = 0.15, 8  # W2: share by which the limit lies above and below the base, and rounds between two tests of a lower limit
+STRAY, CHANCE = 0.1, 1 / 2000  # W3: share of rejects that may be stray at any source, and probability at which more of them are credible
+TRY_STRAY, TRY_CHANCE = 0.001, 1 / 20  # W4: the same for a try
+USUAL, MOST_STRAY = 1.5, 0.3  # W3, W4: factor on the usual share of rejects, and largest share that may be stray
+LAST = 100  # W3, W4: number of requests that are tested
+REMEMBERED = 300  # W3, W4: number of requests over which the usual share of rejects is averaged
+GRID = 1.25  # W3, W4: ratio of successive shares that are tested, so that few tables are made
 MEMORY = 0.8  # W2: each new round multiplies the weight of older rounds by this factor
 LOW, HIGH = 0.05, 0.20  # W2: elasticities below which the base is lowered and above which it is raised
 DOWN, UP = 0.85, 1.20  # W2: factors by which the base is lowered and raised
 SPARE = 0.03  # W3: share left to other clients after a reject
 HOLD, SETTLE = 60.0, 1.0  # W4: seconds after which a try is made before ``PATIENCE`` answers, and least seconds between tries
-PRICE = 20.0  # W4: after a failed try whose reject carried a wait, the next try comes after this many times that wait
 FALLEN = 0.9  # W5: share of the highest used limit below which the limit returns to it
 SHORTEST_ROUND = 12  # least number of answers in a round
 
@@ -52,6 +60,14 @@ def count_change(changes: Changes, before: int, after: int, reason: str) -> None
     if after != before:
         key = ("up" if after > before else "down", reason)
         changes[key] = changes.get(key, 0) + 1
+
+
+class Reject(Enum):
+    """What a reject shows."""
+
+    STRAY = "stray"  # nothing: the source rejects a few of its requests, and serves the others
+    FULL = "full"  # the source serves no more requests at once
+    AWAY = "away"  # the source serves nothing now, or its rate limit is used up, so that a cooldown starts
 
 
 class ConcurrencyLimit:
@@ -72,12 +88,12 @@ class ConcurrencyLimit:
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
         """Record an answer. ``tokens`` is the number of its output tokens, or None if the source does not report it."""
 
-    def rejected(self, now: float, sent_at: float, hint: float | None, others: int, /) -> bool:  # noqa: ARG002 - for subclasses
-        """Record a reject while ``others`` requests are in flight. ``hint`` is the wait in seconds that the source requests, or None.
+    def rejected(self, now: float, sent_at: float, order: int, hint: float | None, others: int, /) -> Reject:  # noqa: ARG002 - for subclasses
+        """Record a reject of the ``order``-th request while ``others`` requests are in flight.
 
-        Returns True if the source is away or its rate limit is used up, so that a cooldown starts, and False if it is only full.
+        ``hint`` is the wait in seconds that the source requests, or None.
         """
-        return True
+        return Reject.AWAY
 
     def cooled(self, now: float, inflight: int, /) -> None:
         """Record that a cooldown has ended, because the source serves again what it is sent."""
@@ -89,31 +105,71 @@ class ConcurrencyLimit:
         """Keep the limit from growing before ``until``, because requests wait inside the server."""
 
 
+class RejectShare:
+    """Tests whether a source rejects more requests than it may reject at random, whatever the limit is.
+
+    What is sent above the capacity is rejected, sent again at once and rejected again, so rejects come in a row. They are too many if they
+    are credibly more than a tenth of the last requests, and more than one and a half times the share that is usual at this source.
+
+    If L requests are served for S seconds each, and one more is rejected every d seconds, one of 1 + L d / S requests is rejected. If that
+    is less than a tenth, because rejects take long, the limit may be the cause of what is usual. So the usual share does not count then.
+    """
+
+    def __init__(self) -> None:
+        self._rejects = LastFailures()
+        self._usual = 0.0  # share of requests that are rejected, moving average; without those sent in a try
+        self._seconds = 0.0  # seconds of an answer, moving average
+        self._quick = False  # the last reject came so soon that the usual share counts
+
+    def ok(self, seconds: float) -> None:
+        self._usual -= self._usual / REMEMBERED
+        self._seconds += (seconds - self._seconds) / REMEMBERED
+
+    def is_stray(self, order: int, seconds: float, others: int) -> bool:
+        """Record a reject of the ``order``-th request after ``seconds``. Returns whether it is stray.
+
+        The reject of the only request in flight never is.
+        """
+        self._quick = others * seconds <= (1.0 / STRAY - 1.0) * self._seconds
+        least = self._least(STRAY, CHANCE)
+        self._usual += (1.0 - self._usual) / REMEMBERED
+        return not self._rejects.add(order, order, least) and others > 0
+
+    def is_usual(self, rejected: int, requests: int) -> bool:
+        """Return whether so many rejects of the ``requests`` sent since a try may be stray."""
+        return rejected < self._least(TRY_STRAY, TRY_CHANCE)[min(LAST, requests)]
+
+    def _least(self, share: float, chance: float) -> list[int]:
+        steps = ceil(log(max(share, USUAL * self._usual if self._quick else 0.0), GRID))
+        return least_failures(min(MOST_STRAY, GRID**steps), chance, LAST)
+
+
 class FixedLimit(ConcurrencyLimit):
     """A configured limit. It falls to the number of requests that a source still serves when it rejects others, and then doubles again."""
 
     def __init__(self, limit: int | None = None) -> None:
         super().__init__(DEFAULT_LIMIT if limit is None else limit)
         self._set = self.limit
-        self._good = 0  # answers since the last reject
+        self._rejects = RejectShare()
         self._clean = 0  # answers since the limit last changed
         self._closed_at = -inf
 
-    def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int) -> None:
-        self._good += 1
+    def ok(self, now: float, sent_at: float, _tokens: int | None, _inflight: int) -> None:
+        self._rejects.ok(now - sent_at)
         self._clean += 1
         if self._clean >= min(PATIENCE, 4 * self.limit):
             self._move(2 * self.limit, "answers")
 
-    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-        lone, self._good = self._good >= self._set / 2, 0
+    def rejected(self, now: float, sent_at: float, order: int, hint: float | None, others: int) -> Reject:
+        if self._rejects.is_stray(order, now - sent_at, others):
+            return Reject.STRAY
         if hint is not None or others == 0:  # unavailable or over a rate limit, so the reject does not show the capacity
             self._closed_at = now
             self._move(self._set, "away")
-            return True
-        if not lone and sent_at >= self._closed_at:
+            return Reject.AWAY
+        if sent_at >= self._closed_at:
             self._move(min(self.limit, others), "rejected")
-        return False
+        return Reject.FULL
 
     def _move(self, limit: int, reason: str) -> None:
         before, self._clean, self.limit = self.limit, 0, min(self._set, limit)
@@ -168,12 +224,12 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.crowded_until = -inf  # the limit does not grow before this time, because requests wait inside the server
         self._elasticity = Elasticity()
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
-        self._good = self.most  # answers since the last reject
+        self._rejects = RejectShare()
         self._clean = 0  # answers since the last try or reject
+        self._tried = 0  # rejects since the last try
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
-        self._no_try_before = 0.0
         self._used = 0.0  # base of the last whole round, while the limit is capped the highest one; 0 after a try was rejected
         self._round: _Round
         self._begin(0.0, 0)
@@ -192,8 +248,9 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._round.peak = max(self._round.peak, inflight)
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
+        if now >= self._blame_until:
+            self._rejects.ok(now - sent_at)
         self._clean += 1
-        self._good += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
         current = self._round
@@ -204,18 +261,18 @@ class AdaptiveLimit(ConcurrencyLimit):
             if current.answers >= max(SHORTEST_ROUND, self.limit / 2):
                 self._end_round(now, inflight)
 
-    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
+    def rejected(self, now: float, sent_at: float, order: int, _hint: float | None, others: int) -> Reject:
         tried = (now < self._blame_until or self._mark <= sent_at < self._blame_until) and others >= self._floor
-        lone = not tried and hint is None and others > 0 and self._good >= self.limit / 2
-        self._good = 0
-        if lone:
-            return False
+        if tried:
+            self._tried += 1
+            if self._rejects.is_usual(self._tried, self._tried + self._clean):
+                return Reject.FULL
+        elif self._rejects.is_stray(order, now - sent_at, others):
+            return Reject.STRAY
         if not others:
             self.reason = "nobody was served: starting again"
             self._begin(now, others)
-            return True
-        if tried and hint is not None:
-            self._no_try_before = now + PRICE * hint
+            return Reject.AWAY
         if tried:
             self._used = 0.0
         base = float(min(self.limit, others))
@@ -223,16 +280,16 @@ class AdaptiveLimit(ConcurrencyLimit):
             give = base * SPARE
             base -= int(give) + (self._rng.random() < give % 1)
         self._starting, self._capped, self._step = False, True, 0
-        self._mark, self._clean = now, 0
+        self._mark, self._clean, self._tried = now, 0, 0
         self._elasticity.break_off()
         self.reason = f"rejected while {others} were served"
         self._set(base, now, others)
-        return not tried
+        return Reject.FULL if tried else Reject.AWAY
 
     def cooled(self, now: float, inflight: int) -> None:
         if now >= self.crowded_until and self.limit + 1 < FALLEN * self._used:
             self.reason = "serving again"
-            self._floor, self._mark, self._clean, self._blame_until = self.limit, now, 0, now + SETTLE
+            self._floor, self._mark, self._clean, self._tried, self._blame_until = self.limit, now, 0, 0, now + SETTLE
             self._set(self._used, now, inflight)
 
     def crowd(self, until: float) -> None:
@@ -246,7 +303,7 @@ class AdaptiveLimit(ConcurrencyLimit):
     def _try_more(self, now: float) -> None:
         waited = now - self._mark
         due = self._step or self._clean >= PATIENCE or waited >= HOLD
-        barred = now < max(self._no_try_before, self.crowded_until) or waited < SETTLE
+        barred = now < self.crowded_until or waited < SETTLE
         if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
             return
         if self._elasticity.value < HIGH:  # a higher limit would not increase throughput
@@ -254,7 +311,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             return
         self._floor = self.limit
         self._step = min(2 * self._step or 1, max(1, self.limit // 3))
-        self._mark, self._clean, self._blame_until = now, 0, now + SETTLE
+        self._mark, self._clean, self._tried, self._blame_until = now, 0, 0, now + SETTLE
         self.limit = min(self.most, self.limit + self._step)
         count_change(self.changes, self._floor, self.limit, "trial")
         self._base = float(self.limit)

@@ -8,8 +8,9 @@ are exact. A request delays the theoretical arrival time by the cost of the requ
 the theoretical arrival time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then
 wait until its cost is paid off.
 
-``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``). Then it allows the rate at which requests were accepted over
-the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes back the last raise.
+``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). Then it allows
+the rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes
+back the last raise. If stray rejects continue under the limit, no rate limit causes them, and the limit ends.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class LearnedRate:
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
+        self._held_since = -inf  # when the limit was set, or last raised
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
@@ -154,27 +156,30 @@ class LearnedRate:
         if self.limiter is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
             self.limiter.rate *= 1 + self._raised
-            self._changed = now
+            self._changed = self._held_since = now
 
     def rejected(self, sent_at: float) -> None:
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 
-    def hinted(self, now: float, hint: float) -> None:
-        """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once."""
-        if now - self._cut < 1.0 or not self._answered:
+    def hinted(self, now: float, hint: float, *, stray: bool = False) -> None:
+        """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once. ``stray`` ones start no limit."""
+        if now - self._cut < 1.0 or not self._answered or (stray and self.limiter is None):
             return
         began = now if self._began is None else self._began
-        span = float(SPAN) if now - began >= SPAN else now - began + hint
+        span = float(SPAN) if now - began >= SPAN else now - began + (0.0 if stray else hint)
         recent = sum(count for then, count in self._accepted.items() if then >= now - SPAN - 1)
         if recent < EVIDENCE:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self.limiter is None:
             self.limiter = Gcra(seen)
+            self._accepted, self._began, self._held_since = {}, now + hint, now + hint
         elif self._raised:
             self.limiter.rate = max(min(seen, self.limiter.rate), self.limiter.rate / (1 + self._raised))
         else:
-            self.limiter.rate = min(seen, SHARE * self.limiter.rate)
+            self.limiter.rate = min(seen, self.limiter.rate)
+            if stray and now - self._held_since > CALM:
+                self.limiter = None
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False

@@ -150,6 +150,8 @@ def test_it_is_raised_after_clean_seconds_the_raises_double_and_a_reject_takes_b
     assert raises == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
     pace.ok(now + 52)
     assert pace.rate == rates[-1], "not more often than every five seconds"
+    for number in range(140):
+        pace.sent(now + 52 + number / 20)
     pace.hinted(now + 60, 1.0)
     assert pace.rate == pytest.approx(rates[-2])
     sent, at = 0, now + 65
@@ -164,10 +166,22 @@ def test_a_reject_of_a_rate_that_was_not_raised_lowers_it() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
-    before = pace.rate
-    pace.ok(now + 1.5)
-    pace.hinted(now + 2.0, 1.0)
-    assert pace.rate == pytest.approx(SHARE * before)
+    now = busy(pace, now + 1.0, 15, 8)
+    pace.hinted(now, 0.1)
+    assert pace.rate == pytest.approx(SHARE * 8, rel=0.03)
+
+
+def test_stray_rejects_start_no_limit_and_end_one_that_does_not_stop_them() -> None:
+    pace = LearnedRate()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0, stray=True)
+    assert pace.rate == inf
+    pace.hinted(now, 1.0)
+    for _ in range(3):
+        assert pace.rate < 10.0
+        now = busy(pace, now, 8, 9)
+        pace.hinted(now, 1.0, stray=True)
+    assert pace.rate == inf
 
 
 def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:

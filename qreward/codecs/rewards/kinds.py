@@ -220,6 +220,9 @@ class SglangLabels(VllmLabels):
 # Text Embeddings Inference. ["a", "b"] is one pair, so each item is sent as a list: [["a"], ["b"]]
 
 
+_WHOLE = {"truncate": False}  # otherwise TEI since 1.9 cuts texts that are too long, and returns the scores of their beginnings
+
+
 class TeiLabels(ListCodec):
     """``POST /predict`` for the probability of each label. The server sorts labels by score, so a reward is selected by its name."""
 
@@ -229,7 +232,7 @@ class TeiLabels(ListCodec):
     limits = MergeLimits(items=32, bytes=2_000_000)  # the server's defaults; a probe reads the limit of the items from GET /info
 
     def defaults(self) -> dict[str, Any]:
-        return {"raw_scores": False}
+        return {**_WHOLE, "raw_scores": False}
 
     def body(self, items: list[Any]) -> dict[str, Any]:
         return {"inputs": [[item.prompt, item.response] if isinstance(item, Pair) else [item] for item in items]}
@@ -240,7 +243,7 @@ class TeiLabels(ListCodec):
 
 class TeiPredict(TeiLabels):
     def defaults(self) -> dict[str, Any]:
-        return {"raw_scores": not self.settings.activation}
+        return {**_WHOLE, "raw_scores": not self.settings.activation}
 
     def value(self, row: Any) -> RewardScore:
         scores, label, names = parsing.labelled(row), self.settings.label, self.settings.labels
@@ -416,7 +419,7 @@ BUILT_IN = (
         "tei",
         {
             "score": {"": TeiPredict, "classify": TeiPredict}, "classify": TeiLabels,
-            "rerank": _like(Rerank, member="texts", rows_in="", value_in="score", **_TEI),
+            "rerank": _like(Rerank, member="texts", rows_in="", value_in="score", defaults=lambda _: _WHOLE, **_TEI),
             "embeddings": _like(EmbeddingList, path="/v1/embeddings", **_TEI),  # instead of /embed: its response has the usage
         },
         probe=("/health", "/metrics"), info="/info",

@@ -76,8 +76,16 @@ def test_two_texts_for_tei_are_two_lists_as_a_list_of_two_is_one_pair() -> None:
         "model": "server-name",
         "inputs": [["q", "a"], ["q", "b"]],
         "raw_scores": True,
+        "truncate": False,
     }
     assert written("tei", call(SCORE, [("q", "a")]))["inputs"] == [["q", "a"]]
+
+
+def test_tei_scores_no_beginnings_of_texts_unless_the_caller_says_so() -> None:
+    short = FakeEndpoint("gpu-0", kind="tei", scoring=Scoring(max_tokens=50))
+    for operation, items in ((SCORE, ["x" * 400]), (SCORE, [("q", "x" * 400)]), (CLASSIFY, ["x" * 400]), (RERANK, ["x" * 400])):
+        assert "must have less than 50 tokens" in str(failed(short, call(operation, items, query="q")).error), operation.name
+        assert len(answered(short, call(operation, items, query="q", truncate=True)).items) == 1
 
 
 def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> None:
@@ -128,7 +136,7 @@ def test_a_ranking_needs_a_query_ranks_all_and_has_the_members_of_its_server() -
             written("vllm", call(RERANK, ["a", "b"], **params))
     asked = call(RERANK, ["a", "b"], query="q")
     assert written("vllm", asked) == {"model": "server-name", "documents": ["a", "b"], "query": "q"}
-    assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q"}
+    assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q", "truncate": False}
     assert (codec("vllm", asked).path, codec("sglang", asked).path) == ("/rerank", "/v1/rerank")
     with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
         decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])

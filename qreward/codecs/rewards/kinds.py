@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, Malformed, WireRequest
 from qreward.codecs.chat import joined
-from qreward.codecs.embeddings import EMBEDDINGS, embeddings_codec
+from qreward.codecs.embeddings import EmbeddingsCodec, embeddings_codec
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.base import (
     ALONE,
@@ -525,9 +525,9 @@ def bound(call: WireRequest, endpoint: Endpoint) -> WireRequest:
     codec: Codec
     if isinstance(call.codec, Operation):
         codec = codec_at(endpoint, call.codec)
-    elif call.codec is EMBEDDINGS:
+    elif isinstance(call.codec, EmbeddingsCodec):
         route = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)
-        codec = embeddings_codec(route.path, route.native)
+        codec = embeddings_codec(route.path, route.native, call.codec.partial)
     else:
         return call
     return replace(call, codec=codec)

@@ -148,6 +148,14 @@ def test_a_list_of_token_ids_is_one_item() -> None:
     assert written("vllm", call(COMPLETE, [[1, 2]]))["prompt"] == [[1, 2]]
 
 
+def test_a_text_of_a_subclass_of_str_such_as_that_of_numpy_is_a_text() -> None:
+    text = type("Text", (str,), {"__str__": lambda _: "another"})("a")
+    for kind, operation, member in (("sglang", SCORE, "text"), ("vllm", RERANK, "documents"), ("vllm", EMBED, "input")):
+        assert written(kind, call(operation, [text, "b"], query="q"))[member] == ["a", "b"]
+    for operation in (COMPLETE, MODERATE):
+        assert type(call(operation, [text]).inputs[0]) is str
+
+
 def test_one_prompt_is_sent_as_a_text_because_some_servers_take_no_lists() -> None:
     sent = [written(kind, call(COMPLETE, prompts))["prompt"] for kind in ("openai", "vllm", "sglang") for prompts in (["a"], ["a", "b"])]
     assert sent == ["a", ["a", "b"]] * 3

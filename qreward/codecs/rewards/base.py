@@ -468,6 +468,7 @@ class NumberCodec(ListCodec):
     def value(self, row: Any) -> RewardScore:
         settings, name = self.settings, self.value_in
         values = parsing.numbers(parsing.row_of(row).get(name), name)
+        parsing.check_labels(row.get("label"), values, settings.labels)
         return RewardScore(parsing.by_position(values, settings.label, settings.labels, last=self.last, what=name))
 
 

@@ -143,6 +143,7 @@ class VllmLabels(VllmClassify):
         if len(names) != len(probs):
             raise InvalidRow(f"it has {len(probs)} classes, and labels names {len(names)}")
         best = row.get("label")
+        parsing.check_labels(best, probs, self.settings.labels)
         if isinstance(best, str) and not self.settings.labels:
             names[probs.index(max(probs))] = best
         if len(set(names)) < len(names):
@@ -151,9 +152,11 @@ class VllmLabels(VllmClassify):
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling`` for a reward. If the server returns a reward for each token or step, the last reward counts."""
+    """``POST /pooling`` for a reward. If the server returns a reward for each token or step, the last reward counts. Several numbers are
+    an error without ``label``, because a model of embeddings answers with a vector."""
 
     path = "/pooling"
+    last = False
     value_in = "data"
 
     def defaults(self) -> dict[str, Any]:

@@ -120,6 +120,17 @@ def test_the_only_name_that_vllm_tells_is_that_of_the_most_probable_class() -> N
         decoded("vllm", asked, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.75, 0.25]}]})
 
 
+def test_labels_in_another_order_than_that_of_the_model_are_an_error() -> None:
+    found = {"data": [{"index": 0, "label": "good", "probs": [0.1, 0.9]}]}
+    for kind, operation, settings in (("vllm", CLASSIFY, {}), ("sglang", CLASSIFY, {}), ("vllm", SCORE, {"label": "good"})):
+        asked = call(operation, ["a"])
+        with pytest.raises(Malformed, match="calls its most probable class 'good', and labels calls it 'bad'; give labels in the order"):
+            decoded(kind, asked, found, labels=("good", "bad"), **settings)
+        assert len(decoded(kind, asked, found, labels=("bad", "good"), **settings)) == 1
+        even = {"data": [{"index": 0, "label": "good", "probs": [0.5, 0.5]}]}
+        assert len(decoded(kind, asked, even, labels=("bad", "good"), **settings)) == 1, "either is the most probable one"
+
+
 def test_the_usage_of_sglang_is_told_for_each_item_or_for_none() -> None:
     rows = [{"embedding": [1.0], "meta_info": {"prompt_tokens": count}} for count in (3, 4)]
     answer = codec("sglang", TWO).decode(json.dumps(rows).encode(), TWO)
@@ -243,8 +254,12 @@ def test_openrlhf_is_read_by_rewards_scores_and_logs() -> None:
 
 
 def test_the_last_row_counts_of_a_pooled_model_of_tokens_or_steps() -> None:
-    rows = [{"index": 1, "data": [[0.1, 0.2], [0.3, 0.4]]}, {"index": 0, "data": [1.5]}]
+    rows = [{"index": 1, "data": [[0.2], [0.4]]}, {"index": 0, "data": [1.5]}]
     assert decoded("vllm", TWO, {"data": rows}, route="pooling") == [1.5, 0.4]
+    for vector in ([0.1, 0.2], [[0.1], [0.1, 0.2]]):
+        with pytest.raises(Malformed, match=r"2 numbers; select the reward with RewardModel\(label=...\)"):
+            decoded("vllm", ONE, {"data": [{"index": 0, "data": vector}]}, route="pooling")
+        assert decoded("vllm", ONE, {"data": [{"index": 0, "data": vector}]}, route="pooling", label=1) == [0.2]
     fake = FakeEndpoint("gpu-0", kind="vllm")
     asked = call(SCORE, ["a", "b"], task="token_classify")
     assert answered(fake, asked, RewardModel(route="pooling")).items == [pytest.approx(score_of(text)) for text in "ab"]

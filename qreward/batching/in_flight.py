@@ -86,12 +86,10 @@ def results_of(returned: Any, count: int) -> Sequence[Any]:
     """Return the results of a batch function as a sequence. Raises ``InvalidResponse`` if the number of results is not ``count``."""
     results = returned
     if type(returned) is not list and type(returned) is not tuple:
-        kind = type(returned).__name__
-        if isinstance(returned, str | bytes | bytearray | Mapping | Set) or not hasattr(returned, "__len__"):
-            raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
+        is_table = hasattr(returned, "columns")  # iteration over a table of pandas gives the names of its columns
+        if is_table or isinstance(returned, str | bytes | bytearray | Mapping | Set) or not hasattr(returned, "__len__"):
+            raise TypeError(f"the batch function must return a list with one result for each item, not a {type(returned).__name__}")
         results = list(returned)
-        if len(results) != len(returned):  # for example, iteration over a table gives the names of its columns
-            raise TypeError(f"the batch function returned a {kind} of length {len(returned)} with {len(results)} elements; return a list")
     if len(results) != count:
         raise invalid_length(
             f"Batched function doesn't preserve batch size. The input list has length {count} but the returned list has "

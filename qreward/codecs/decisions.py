@@ -474,8 +474,8 @@ class ChatDialect(Dialect):
         if not whole:
             raise NoAnswer("the model's first token is none of the labels (this dialect does not work with a model that thinks first)")
         if missing := len(labels) - len(found):
-            # no other token is more probable than the least of the most probable ones
-            unseen = min(max(1.0 - math.fsum(numbers), 0.0), missing * min(numbers))
+            # no token that is missing is more probable than the least of the most probable ones; the chosen one may not be one of them
+            unseen = min(max(1.0 - math.fsum(numbers), 0.0), missing * min(numbers[1:], default=1.0))
             if unseen > UNSEEN * (whole + unseen):
                 share = f"{unseen / (whole + unseen):.2f} of the probability of all labels"
                 raise NoAnswer(f"the server returned too few tokens: the labels that are missing may have {share}")
@@ -487,6 +487,7 @@ def _options(key: str, pairs: Iterable[tuple[Option, str]]) -> list[dict[str, An
 
 
 def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the tokens that the server returned, with their log probabilities; the chosen one first."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
@@ -496,6 +497,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
     pairs = [(member(each, "token"), each.get("logprob")) for each in top] if isinstance(top, list) else []
     if all(token != chosen[0] for token, _ in pairs):
         pairs.append(chosen)
+    pairs.sort(key=lambda pair: pair[0] != chosen[0])
     for token, number in pairs:
         if not isinstance(token, str) or type(number) not in (int, float) or not number <= _FLOAT32_ROUNDING:
             raise InvalidAnswer("a token has no valid log probability")

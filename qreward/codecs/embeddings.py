@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -47,8 +48,10 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec(Unbound):
-    def __init__(self, path: str, native: bool) -> None:
-        self.path, self.native = path, native
+    """``partial`` allows answers in which some vectors are not valid: ``embedding`` is then null in the body of the answer."""
+
+    def __init__(self, path: str, native: bool, partial: bool) -> None:
+        self.path, self.native, self.partial = path, native, partial
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         return jsonio.write(
@@ -57,10 +60,11 @@ class EmbeddingsCodec(Unbound):
 
     def decode(self, body: bytes, call: WireRequest) -> EmbeddingsAnswer:
         """Return the response, with one vector of finite numbers for each input. Raises ``Malformed`` or ``EmbeddedError``."""
+        checked = True
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
-            seen = _read_leniently(body)
+            seen, checked = _read_leniently(body), False
         if seen.error:
             raise EmbeddedError(seen.error)
         if not seen.data:
@@ -69,17 +73,24 @@ class EmbeddingsCodec(Unbound):
         if len(seen.data) != count:
             raise Malformed(f"the answer has {len(seen.data)} vectors for {count} input{'s'[: count != 1]}")
         parsing.order_of([item.index for item in seen.data])
+        faults = dict[int, str]()
         for place, item in enumerate(seen.data):
-            if type(item.embedding) is str or not item.embedding:
-                _check_vector(item.embedding, place)
-        return EmbeddingsAnswer(body, call.model, seen.usage)
+            if not checked or type(item.embedding) is str or not item.embedding:
+                try:
+                    parsing.numbers(item.embedding, "embedding")
+                except parsing.InvalidRow as error:
+                    faults[place] = str(error)
+        if faults and (not self.partial or len(faults) == count):
+            place, fault = next(iter(faults.items()))
+            raise Malformed(f"embedding {place} of the answer is not valid: {fault}")
+        return EmbeddingsAnswer(_without(body, faults) if faults else body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return sum(len(item) / CHARS_PER_TOKEN if isinstance(item, str) else float(len(item)) for item in inputs_of(call)), 0.0
 
     def validate(self, inputs: Any) -> Any:
         if isinstance(inputs, str):
-            return inputs
+            return str.__str__(inputs)
         if inputs is None:
             raise BadRequest("input is None; leave it out of a batch, or give a text")
         if not isinstance(inputs, list | tuple):
@@ -87,6 +98,8 @@ class EmbeddingsCodec(Unbound):
         if not inputs:
             raise BadRequest("input is empty; send at least one text")
         kinds, first = set(map(type, inputs)), type(inputs[0])
+        if kinds not in _KINDS and all(issubclass(kind, str) for kind in kinds):
+            return list(map(str.__str__, inputs))
         if kinds not in _KINDS:
             index = next((place for place, item in enumerate(inputs) if type(item) is not first), 0)
             kind = type(inputs[index]).__name__
@@ -101,7 +114,7 @@ class EmbeddingsCodec(Unbound):
 
 
 embeddings_codec = cache(EmbeddingsCodec)
-EMBEDDINGS = embeddings_codec("/embeddings", False)
+EMBEDDINGS, MERGED_EMBEDDINGS = (embeddings_codec("/embeddings", False, partial) for partial in (False, True))
 
 _KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 
@@ -117,21 +130,25 @@ def _read_leniently(body: bytes) -> _Embeddings:
     usage, error, data = jsonio.usage_of(document.get("usage")), document.get("error"), document.get("data")
     if error or not isinstance(data, list):
         return _Embeddings(None, usage, error)
-    rows = [row if isinstance(row, dict) else {"embedding": row} for row in data]
-    return _Embeddings([_Item(_check_vector(row.get("embedding"), place), row.get("index")) for place, row in enumerate(rows)], usage)
+    return _Embeddings([_Item(row["embedding"], row.get("index")) for row in map(_row_of, data)], usage)
 
 
-def _check_vector(raw: Any, place: int) -> list[float]:
-    try:
-        return parsing.numbers(raw, "embedding")
-    except parsing.InvalidRow as error:
-        raise Malformed(f"embedding {place} of the answer is not valid: {error}") from None
+def _row_of(raw: Any) -> dict[str, Any]:
+    return {"embedding": None, **raw} if isinstance(raw, dict) else {"embedding": raw}
+
+
+def _without(body: bytes, places: Iterable[int]) -> bytes:
+    document = jsonio.read_object(body)
+    rows = list(map(_row_of, document["data"]))
+    for place in places:
+        rows[place]["embedding"] = None
+    return jsonio.dumps({**document, "data": rows})
 
 
 def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
     data = []
     for index, raw in enumerate(document["data"]):
-        item = {"index": index, "object": "embedding", **(raw if isinstance(raw, dict) else {"embedding": raw})}
+        item = {"index": index, "object": "embedding", **_row_of(raw)}
         if isinstance(item["embedding"], str):
             item["embedding"] = jsonio.base64_floats(item["embedding"])
         data.append(item)

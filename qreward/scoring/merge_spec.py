@@ -7,10 +7,11 @@ from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
-from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
+from qreward.codecs.embeddings import EMBEDDINGS, MERGED_EMBEDDINGS, EmbeddingsAnswer
 from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, share, tokens_in
 from qreward.codecs.rewards.kinds import EMBED, RERANK, codec_at
 from qreward.errors import BadRequest, ConfigError, InvalidResponse
@@ -110,6 +111,10 @@ class EmbeddingsSpec(MergeSpec):
         held = limits.fitting(chain.from_iterable(inputs))
         return max(1, sum(end <= held for end in accumulate(map(len, inputs))))
 
+    def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
+        request = super().merged(calls)
+        return request if len(calls) == 1 else replace(request, codec=MERGED_EMBEDDINGS)
+
     def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
         if len(calls) == 1:
             return [answer]
@@ -121,6 +126,7 @@ _Document = dict[str, msgspec.Raw]
 _DOCUMENT = msgspec.json.Decoder(_Document)
 _ROWS = msgspec.json.Decoder(list[_Document])
 _INDEX = msgspec.json.Decoder(int)
+_NULL = msgspec.Raw(b"null")
 
 
 class SharedEmbeddings(EmbeddingsAnswer, gc=False):
@@ -143,12 +149,16 @@ def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[fl
     parts: list[EmbeddingsAnswer | InvalidResponse] = []
     start = 0
     for count, prompt, total in zip(counts, prompts, totals, strict=True):
-        part: dict[str, Any] = {**document, "data": [{**row, "index": index} for index, row in enumerate(rows[start : start + count])]}
+        own = rows[start : start + count]
+        start += count
+        if any(row["embedding"] == _NULL for row in own):
+            parts.append(InvalidResponse("the answer has no valid vector for an input of the call", model=answer.model))
+            continue
+        part: dict[str, Any] = {**document, "data": [{**row, "index": index} for index, row in enumerate(own)]}
         usage = None if used is None else Usage(prompt, None, total)
         if usage is not None:
             part["usage"] = {"prompt_tokens": prompt or 0, "total_tokens": total or 0}
         parts.append(SharedEmbeddings(msgspec.json.encode(part), answer.model, usage))
-        start += count
     return parts
 
 

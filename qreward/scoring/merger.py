@@ -276,7 +276,7 @@ class RequestMerger(Waiter):
                 if source in self._limits:
                     self._limits[source].record_rejection(count)
         if splits(outcome, count):
-            request.refused_by = source
+            request.refused_by = None if kind is FailureKind.TRANSIENT else source  # 424: the server failed, so its length is not wrong
             kind = FailureKind.REFUSED
         elif kind is FailureKind.TRANSIENT and isinstance(outcome.error, RequestError) and outcome.error.status_code is not None:
             # sent whole once more, because most failures of servers are not the fault of an item

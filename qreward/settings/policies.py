@@ -65,7 +65,7 @@ class RewardModel(Policy):
             ``pooling`` (vLLM's token and process reward models; the last row is the reward), ``score`` (vLLM's cross-encoders), or
             ``embeddings`` (the reward is a vector of one number). None uses the default of the endpoint's kind; ``openai`` has none.
         label: which of several numbers is the reward: the name of a class or attribute, or a position (from the end if negative). The
-            default is the last class for vLLM (as in verl), and the attribute ``reward`` for OpenRLHF and NIM.
+            default is the last class for ``classify`` of vLLM (as in verl), and the attribute ``reward`` for OpenRLHF and NIM.
         labels: names of the classes in the order of the model, for servers that do not report the names.
         activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, as in training.
         activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` in older versions,

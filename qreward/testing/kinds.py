@@ -20,6 +20,7 @@ from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
 from qreward.testing.responders import Asked, JudgeRead
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import (
+    BYTES_PER_TOKEN,
     REFUSED,
     canonical,
     count_tokens,
@@ -500,12 +501,23 @@ _TEI_TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend"
 _TEI_ITEMS = 32
 
 
+def _tei_cut(call: RouteCall, item: Any) -> Any:
+    """Return the beginning of a text or pair that is too long, or the whole if the request has ``truncate: false``."""
+    most = BYTES_PER_TOKEN * call.spec.scoring.max_tokens
+    match item:
+        case str() if call.data.get("truncate") is not False:
+            return item[:most]
+        case [str() as first, str() as second] if call.data.get("truncate") is not False:
+            return [first, second[: max(0, most - len(first) - 4)]]
+    return item
+
+
 def _tei_predict(call: RouteCall) -> Job:
     given: Any = call.data.get("inputs")
     raw = call.data.get("raw_scores") is True
     is_list = isinstance(given, list) and bool(given) and isinstance(given[0], list)
     # ["t"] stands for the text "t"; ["q", "a"] stays a pair
-    items = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in (given if is_list else [given])]
+    items = [_tei_cut(call, item[0] if isinstance(item, list) and len(item) == 1 else item) for item in (given if is_list else [given])]
 
     def row(item: Any) -> Any:
         logits = logits_of(item, call.labels)
@@ -517,7 +529,7 @@ def _tei_predict(call: RouteCall) -> Job:
 
 def _tei_rerank(call: RouteCall) -> Job:
     raw = call.data.get("raw_scores") is True
-    items = call.documents("texts")
+    items = [_tei_cut(call, item) for item in call.documents("texts")]
     logits = [logits_of(item, ("",)) for item in items]
     scores = [(each if raw else probabilities_of(each))[0] for each in logits]
     return call.job(items, lambda _: [{"index": at, "score": scores[at]} for at in ranked(scores)])
@@ -536,7 +548,7 @@ def _tei_info(state: FakeEndpointState) -> Any:
     return {
         "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": permits_of(spec),
         "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
-        "max_client_batch_size": _TEI_ITEMS, "auto_truncate": False, "version": "1.9.0",
+        "max_client_batch_size": _TEI_ITEMS, "auto_truncate": True, "version": "1.9.0",
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from shared_tools import completion, each
 
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHAT, passthrough
-from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.embeddings import EMBEDDINGS, MERGED_EMBEDDINGS
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES
 from qreward.judge.codec import parse_reply
@@ -220,6 +220,15 @@ def test_a_vector_that_is_none_or_has_a_member_that_is_no_finite_number_is_no_an
         EMBEDDINGS.decode(_vectors(_item(0, [0.5]), _item(1, vector)), _input("one", "two"))
 
 
+def test_only_an_answer_to_merged_calls_may_have_some_vectors_that_are_not_valid() -> None:
+    two = WireRequest(EMBEDDINGS, "e", ["one", "two"], {}, None)
+    for vector in BAD_VECTORS:
+        answer = MERGED_EMBEDDINGS.decode(_vectors(_item(1, [0.5]), _item(0, vector)), two)
+        assert [row["embedding"] for row in json.loads(answer.body)["data"]] == [[0.5], None], vector
+        with pytest.raises(Malformed, match="embedding 0 of the answer is not valid"):
+            MERGED_EMBEDDINGS.decode(_vectors(_item(0, vector), _item(1, vector)), two)
+
+
 def test_vectors_whose_indexes_do_not_match_the_inputs_are_no_answer() -> None:
     taken = []
     for pair in ((0, 0), (1, 1), (1, 2), (-1, 0), (0, None), (True, False), ("0", "1"), (0.5, 1)):
@@ -298,6 +307,13 @@ def test_message_objects_become_dicts_and_messages_of_the_right_shape_pass_untou
 def test_inputs_of_a_wrong_shape_are_refused_with_what_to_change(codec: Any, inputs: Any, expected: str) -> None:
     with pytest.raises(BadRequest, match=expected):
         codec.validate(inputs)
+
+
+def test_texts_of_a_subclass_of_str_are_sent_as_texts() -> None:
+    text = type("Text", (str,), {"__str__": lambda _: "another"})("a")
+    for given in (text, [text], [text, "b"]):
+        found = EMBEDDINGS.validate(given)
+        assert (found, {type(each) for each in found}) == (given, {str})
 
 
 @each("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
 from qreward.codecs.decisions import CHATS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, DecisionReply, Dialect
-from qreward.decisions import MIN_LABEL_MASS, DecisionAnswer, Question, YesNo
+from qreward.decisions import MIN_LABEL_MASS, Choice, DecisionAnswer, Question, YesNo
 from qreward.errors import InvalidResponse
 
 Numbers = tuple[float, ...]
@@ -289,6 +289,14 @@ def test_the_chosen_token_counts_if_it_is_not_among_the_most_probable_ones() -> 
     first_token = document["choices"][0]["logprobs"]["content"][0]
     first_token |= {"token": " yes", "logprob": math.log(0.1)}
     assert read(CHATS[0], (RIGHT,), document).answers[0].probability == pytest.approx(0.7)
+
+
+def test_the_chosen_token_is_no_bound_on_the_labels_that_are_missing() -> None:
+    ten = Choice("Which?", choices=[f"option {letter}" for letter in "abcdefghij"])
+    for chosen, number in (("A", 0.3), ("F", 0.05), ("The", 1e-4)):
+        document = completion([("A", 0.3), ("B", 0.2), ("C", 0.1), ("D", 0.1)])
+        document["choices"][0]["logprobs"]["content"][0] |= {"token": chosen, "logprob": math.log(number)}
+        assert "too few tokens" in str(read(CHATS[0], (ten,), document).answers[0].error), chosen
 
 
 def test_log_probabilities_that_are_none_are_an_error() -> None:

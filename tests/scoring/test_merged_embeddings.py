@@ -123,6 +123,20 @@ def test_an_answer_that_is_too_odd_to_take_apart_is_an_error_for_each() -> None:
         assert all(isinstance(part, Exception) for part in parts), body
 
 
+def test_a_text_without_a_valid_vector_fails_its_own_call_alone() -> None:
+    class Nan(Server):
+        @staticmethod
+        def vector(given: Any, body: dict[str, Any]) -> Any:
+            return [None, 0.5] if given == "bad" else Server.vector(given, body)
+
+    for backwards in (False, True):
+        server = Nan(backwards=backwards)
+        found = embedded(server, ["a", ["bb", "bad"], "ccc"])
+        assert [type(each).__name__ for each in found] == ["CreateEmbeddingResponse", "InvalidResponse", "CreateEmbeddingResponse"]
+        assert [found[place].data[0].embedding[0] for place in (0, 2)] == [1.0, 3.0]
+        assert {str(body["input"]) for body in server.bodies[1:]} == {"['bb', 'bad']"}, "only this call is sent again"
+
+
 def test_rows_without_an_index_count_by_their_place() -> None:
     body = json.dumps({"data": [{"embedding": [float(number)]} for number in range(4)], "model": "m"}).encode()
     first, second = parts_of(EmbeddingsAnswer(body, MODEL, None), [3, 1], [3.0, 1.0])

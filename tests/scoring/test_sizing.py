@@ -49,6 +49,13 @@ async def test_a_bad_item_does_not_make_lists_shorter() -> None:
     assert backend.sizes[-5:-1] == [32] * 4
 
 
+async def test_a_failure_of_the_server_behind_tei_does_not_make_lists_shorter() -> None:
+    backend = ListBackend(in_turn(*[None] * 5, refused(424), None))
+    assert not (await scored(backend, texts(800))).errors
+    assert backend.sizes.count(16) == 2, "the list that failed is divided"
+    assert backend.sizes[-5:-1] == [32] * 4
+
+
 async def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_says_that_it_is_full() -> None:
     backend = ListBackend(longest(20, overloaded(), 0.05))
     batch = await scored(backend, texts(600))

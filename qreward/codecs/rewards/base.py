@@ -44,7 +44,7 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 def pair_item(raw: Any) -> str | Pair | Conversation:
     match raw:
         case str():
-            return raw
+            return str.__str__(raw)  # of a subclass too, such as ``numpy.str_``
         case Pair():
             return _pair(raw)
         case {"messages": messages} | Conversation(messages=messages):
@@ -64,7 +64,7 @@ def pair_item(raw: Any) -> str | Pair | Conversation:
 
 def text_item(raw: Any) -> str:
     if isinstance(raw, str):
-        return raw
+        return str.__str__(raw)
     raise _not_an_item(raw, "text", "the item must be a text")
 
 
@@ -72,14 +72,14 @@ def token_item(raw: Any) -> str | list[int]:
     if isinstance(raw, list | tuple) and raw and set(map(type, raw)) == {int}:
         return list(raw)
     if isinstance(raw, str) and raw:
-        return raw
+        return str.__str__(raw)
     raise _not_an_item(raw, "input", "the item must be a text, or a list of token ids (int)")
 
 
 def parts_item(raw: Any) -> str | Parts:
     """Return a text, or the ``Parts`` of a list such as ``[{"type": "text", "text": "..."}]``. Raises ``BadRequest`` for anything else."""
     if isinstance(raw, str | Parts):
-        return raw
+        return str.__str__(raw) if isinstance(raw, str) else raw
     if isinstance(raw, list) and raw and all(isinstance(part, Mapping) for part in raw):
         return Parts(raw)
     raise _not_an_item(raw, "input", "an item to moderate must be a text, or a list of parts (dicts) that are one input")
@@ -468,6 +468,7 @@ class NumberCodec(ListCodec):
     def value(self, row: Any) -> RewardScore:
         settings, name = self.settings, self.value_in
         values = parsing.numbers(parsing.row_of(row).get(name), name)
+        parsing.check_labels(row.get("label"), values, settings.labels)
         return RewardScore(parsing.by_position(values, settings.label, settings.labels, last=self.last, what=name))
 
 

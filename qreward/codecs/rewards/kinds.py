@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, Malformed, WireRequest
 from qreward.codecs.chat import joined
-from qreward.codecs.embeddings import EMBEDDINGS, embeddings_codec
+from qreward.codecs.embeddings import EmbeddingsCodec, embeddings_codec
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.base import (
     ALONE,
@@ -143,6 +143,7 @@ class VllmLabels(VllmClassify):
         if len(names) != len(probs):
             raise InvalidRow(f"it has {len(probs)} classes, and labels names {len(names)}")
         best = row.get("label")
+        parsing.check_labels(best, probs, self.settings.labels)
         if isinstance(best, str) and not self.settings.labels:
             names[probs.index(max(probs))] = best
         if len(set(names)) < len(names):
@@ -151,9 +152,11 @@ class VllmLabels(VllmClassify):
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling`` for a reward. If the server returns a reward for each token or step, the last reward counts."""
+    """``POST /pooling`` for a reward. If the server returns a reward for each token or step, the last reward counts. Several numbers are
+    an error without ``label``, because a model of embeddings answers with a vector."""
 
     path = "/pooling"
+    last = False
     value_in = "data"
 
     def defaults(self) -> dict[str, Any]:
@@ -220,6 +223,9 @@ class SglangLabels(VllmLabels):
 # Text Embeddings Inference. ["a", "b"] is one pair, so each item is sent as a list: [["a"], ["b"]]
 
 
+_WHOLE = {"truncate": False}  # otherwise TEI since 1.9 cuts texts that are too long, and returns the scores of their beginnings
+
+
 class TeiLabels(ListCodec):
     """``POST /predict`` for the probability of each label. The server sorts labels by score, so a reward is selected by its name."""
 
@@ -229,7 +235,7 @@ class TeiLabels(ListCodec):
     limits = MergeLimits(items=32, bytes=2_000_000)  # the server's defaults; a probe reads the limit of the items from GET /info
 
     def defaults(self) -> dict[str, Any]:
-        return {"raw_scores": False}
+        return {**_WHOLE, "raw_scores": False}
 
     def body(self, items: list[Any]) -> dict[str, Any]:
         return {"inputs": [[item.prompt, item.response] if isinstance(item, Pair) else [item] for item in items]}
@@ -240,7 +246,7 @@ class TeiLabels(ListCodec):
 
 class TeiPredict(TeiLabels):
     def defaults(self) -> dict[str, Any]:
-        return {"raw_scores": not self.settings.activation}
+        return {**_WHOLE, "raw_scores": not self.settings.activation}
 
     def value(self, row: Any) -> RewardScore:
         scores, label, names = parsing.labelled(row), self.settings.label, self.settings.labels
@@ -416,7 +422,7 @@ BUILT_IN = (
         "tei",
         {
             "score": {"": TeiPredict, "classify": TeiPredict}, "classify": TeiLabels,
-            "rerank": _like(Rerank, member="texts", rows_in="", value_in="score", **_TEI),
+            "rerank": _like(Rerank, member="texts", rows_in="", value_in="score", defaults=lambda _: _WHOLE, **_TEI),
             "embeddings": _like(EmbeddingList, path="/v1/embeddings", **_TEI),  # instead of /embed: its response has the usage
         },
         probe=("/health", "/metrics"), info="/info",
@@ -522,9 +528,9 @@ def bound(call: WireRequest, endpoint: Endpoint) -> WireRequest:
     codec: Codec
     if isinstance(call.codec, Operation):
         codec = codec_at(endpoint, call.codec)
-    elif call.codec is EMBEDDINGS:
+    elif isinstance(call.codec, EmbeddingsCodec):
         route = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)
-        codec = embeddings_codec(route.path, route.native)
+        codec = embeddings_codec(route.path, route.native, call.codec.partial)
     else:
         return call
     return replace(call, codec=codec)

@@ -94,6 +94,15 @@ def row_of(raw: Any) -> dict[str, Any]:
     return raw
 
 
+def check_labels(best: Any, values: Sequence[float], names: Sequence[str]) -> None:
+    """Raise ``InvalidRow`` if ``best``, the server's name of the most probable class, is that of another class in ``names``."""
+    if best in names and len(names) == len(values) and values[names.index(best)] < (most := max(values)):
+        raise InvalidRow(
+            f"the server calls its most probable class {best!r}, and labels calls it {names[values.index(most)]!r}; "
+            "give labels in the order of the model"
+        )
+
+
 def by_position(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
     if isinstance(label, str):
         if label not in names:

@@ -76,8 +76,16 @@ def test_two_texts_for_tei_are_two_lists_as_a_list_of_two_is_one_pair() -> None:
         "model": "server-name",
         "inputs": [["q", "a"], ["q", "b"]],
         "raw_scores": True,
+        "truncate": False,
     }
     assert written("tei", call(SCORE, [("q", "a")]))["inputs"] == [["q", "a"]]
+
+
+def test_tei_scores_no_beginnings_of_texts_unless_the_caller_says_so() -> None:
+    short = FakeEndpoint("gpu-0", kind="tei", scoring=Scoring(max_tokens=50))
+    for operation, items in ((SCORE, ["x" * 400]), (SCORE, [("q", "x" * 400)]), (CLASSIFY, ["x" * 400]), (RERANK, ["x" * 400])):
+        assert "must have less than 50 tokens" in str(failed(short, call(operation, items, query="q")).error), operation.name
+        assert len(answered(short, call(operation, items, query="q", truncate=True)).items) == 1
 
 
 def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> None:
@@ -112,6 +120,17 @@ def test_the_only_name_that_vllm_tells_is_that_of_the_most_probable_class() -> N
         decoded("vllm", asked, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.75, 0.25]}]})
 
 
+def test_labels_in_another_order_than_that_of_the_model_are_an_error() -> None:
+    found = {"data": [{"index": 0, "label": "good", "probs": [0.1, 0.9]}]}
+    for kind, operation, settings in (("vllm", CLASSIFY, {}), ("sglang", CLASSIFY, {}), ("vllm", SCORE, {"label": "good"})):
+        asked = call(operation, ["a"])
+        with pytest.raises(Malformed, match="calls its most probable class 'good', and labels calls it 'bad'; give labels in the order"):
+            decoded(kind, asked, found, labels=("good", "bad"), **settings)
+        assert len(decoded(kind, asked, found, labels=("bad", "good"), **settings)) == 1
+        even = {"data": [{"index": 0, "label": "good", "probs": [0.5, 0.5]}]}
+        assert len(decoded(kind, asked, even, labels=("bad", "good"), **settings)) == 1, "either is the most probable one"
+
+
 def test_the_usage_of_sglang_is_told_for_each_item_or_for_none() -> None:
     rows = [{"embedding": [1.0], "meta_info": {"prompt_tokens": count}} for count in (3, 4)]
     answer = codec("sglang", TWO).decode(json.dumps(rows).encode(), TWO)
@@ -128,7 +147,7 @@ def test_a_ranking_needs_a_query_ranks_all_and_has_the_members_of_its_server() -
             written("vllm", call(RERANK, ["a", "b"], **params))
     asked = call(RERANK, ["a", "b"], query="q")
     assert written("vllm", asked) == {"model": "server-name", "documents": ["a", "b"], "query": "q"}
-    assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q"}
+    assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q", "truncate": False}
     assert (codec("vllm", asked).path, codec("sglang", asked).path) == ("/rerank", "/v1/rerank")
     with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
         decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
@@ -138,6 +157,14 @@ def test_a_list_of_token_ids_is_one_item() -> None:
     assert written("openai", call(EMBED, [[1, 2, 3]])) == {"model": "server-name", "input": [[1, 2, 3]]}
     assert written("openai", call(EMBED, [[1, 2], [3]]))["input"] == [[1, 2], [3]]
     assert written("vllm", call(COMPLETE, [[1, 2]]))["prompt"] == [[1, 2]]
+
+
+def test_a_text_of_a_subclass_of_str_such_as_that_of_numpy_is_a_text() -> None:
+    text = type("Text", (str,), {"__str__": lambda _: "another"})("a")
+    for kind, operation, member in (("sglang", SCORE, "text"), ("vllm", RERANK, "documents"), ("vllm", EMBED, "input")):
+        assert written(kind, call(operation, [text, "b"], query="q"))[member] == ["a", "b"]
+    for operation in (COMPLETE, MODERATE):
+        assert type(call(operation, [text]).inputs[0]) is str
 
 
 def test_one_prompt_is_sent_as_a_text_because_some_servers_take_no_lists() -> None:
@@ -227,8 +254,12 @@ def test_openrlhf_is_read_by_rewards_scores_and_logs() -> None:
 
 
 def test_the_last_row_counts_of_a_pooled_model_of_tokens_or_steps() -> None:
-    rows = [{"index": 1, "data": [[0.1, 0.2], [0.3, 0.4]]}, {"index": 0, "data": [1.5]}]
+    rows = [{"index": 1, "data": [[0.2], [0.4]]}, {"index": 0, "data": [1.5]}]
     assert decoded("vllm", TWO, {"data": rows}, route="pooling") == [1.5, 0.4]
+    for vector in ([0.1, 0.2], [[0.1], [0.1, 0.2]]):
+        with pytest.raises(Malformed, match=r"2 numbers; select the reward with RewardModel\(label=...\)"):
+            decoded("vllm", ONE, {"data": [{"index": 0, "data": vector}]}, route="pooling")
+        assert decoded("vllm", ONE, {"data": [{"index": 0, "data": vector}]}, route="pooling", label=1) == [0.2]
     fake = FakeEndpoint("gpu-0", kind="vllm")
     asked = call(SCORE, ["a", "b"], task="token_classify")
     assert answered(fake, asked, RewardModel(route="pooling")).items == [pytest.approx(score_of(text)) for text in "ab"]

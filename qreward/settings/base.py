@@ -73,7 +73,8 @@ Dollars = NotNegative
 Count = Annotated[int, Field(ge=1), NOT_BOOL]
 Many = Annotated[int, Field(ge=0), NOT_BOOL]
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^${}]*))?\}")
+_OTHER_DEFAULT = re.compile(r"\$\{\w+(?::[-=?+]|-)")
 _WITHOUT_BRACES = re.compile(r"(?:(?i:bearer|basic|token|key|apikey) )?\$(?:[A-Za-z_]\w*|\{[^{}]*\}?)")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FROM_FILE = {"variables": "expanded"}
@@ -150,7 +151,7 @@ def check_glob(pattern: str) -> str:
 def check_header(name: object, value: object) -> str:
     """Return the name of a header if the header can be sent, or raise ``ValueError``. The message never contains the value."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        word = str(name).partition(":")[0]  # if ``name`` is a whole header line, the part after the colon is the value
+        word = re.split(r"[:\s]", str(name))[0]  # the rest may be the value, if ``name`` is a whole header line
         raise ValueError(f"{word!r} is not a header name; give the name alone, such as 'X-Api-Key'")
     if not isinstance(value, str) or not value.isprintable() or not value.isascii():
         raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")
@@ -163,6 +164,9 @@ def expand_variables(value: object) -> object:
         value = value.get_secret_value()
     if not isinstance(value, str):
         return value
+
+    if _OTHER_DEFAULT.search(_VARIABLE.sub("", value)):
+        raise ValueError("holds a ${...} that is not ${NAME} or ${NAME:-default}; a default cannot hold a variable or braces")
 
     def look_up(match: re.Match[str]) -> str:
         name, default = match.groups()

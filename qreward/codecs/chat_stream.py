@@ -219,7 +219,7 @@ class StreamAccumulator:
                 known = self._choices[choice.index] = _Choice()
             self.size += known.add(choice, len(chunk.body))
             edge = edge or known.ending is not None
-        if chunk.usage is not None:
+        if chunk.usage is not None and (self.usage is None or chunk.usage != Usage()):
             self.usage, self._usage_body = chunk.usage, chunk.body
         if edge:
             self._edges.append(chunk.body)

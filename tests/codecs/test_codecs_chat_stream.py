@@ -211,7 +211,8 @@ def test_members_beside_the_choices_are_kept_from_the_first_and_the_last_chunks(
 def test_usage_counts_as_it_came_last_and_without_any_there_is_none() -> None:
     assembly = assembled([{**each, "usage": USAGE | {"completion_tokens": number}} for number, each in enumerate(said("a", "b"))])
     assert assembly.usage == Usage(12, 3, 15)
-    assert assembly.build().usage.completion_tokens == 3
+    assembly.add(read(HEAD | {"choices": [], "usage": {}}))
+    assert (assembly.usage, assembly.build().usage.completion_tokens) == (Usage(12, 3, 15), 3)
     assert assembled(said("a")).usage is assembled(said("a")).build().usage is None
 
 

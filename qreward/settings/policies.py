@@ -363,6 +363,12 @@ def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
     return value
 
 
+def _verify(value: object) -> object:
+    if not isinstance(value, bool | str):
+        raise ValueError("must be true, false, or the path of a CA bundle")
+    return value
+
+
 _WITHOUT_SCHEME = re.compile(r"(?P<host>[A-Za-z0-9.-]+:\d{1,5})(/|/v1/?)?|(?P<domain>[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)/v1/?")
 
 
@@ -510,7 +516,7 @@ class Endpoint(Policy):
     send_priority: bool = False
     http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
     compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
-    verify: bool | str = True
+    verify: Annotated[bool | str, BeforeValidator(_verify)] = True
     proxy: Annotated[SecretStr | None, EXPANDED] = None
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0

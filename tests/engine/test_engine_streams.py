@@ -328,7 +328,12 @@ async def test_pauses_that_are_usual_end_nothing_and_are_recorded_once() -> None
 
 
 async def test_pieces_without_output_do_not_keep_a_stream_that_hangs() -> None:
-    async with client_of(StreamWire(lambda _name, _prompt: ["a", *[1.0, ""] * 200]), {"a": 1}) as client:
+    def hangs(_: str, __: str) -> Iterable[Step]:
+        yield "a"
+        for _step in range(200):
+            yield from (1.0, "")
+
+    async with client_of(StreamWire(hangs), {"a": 1}) as client:
         with pytest.raises(StreamInterrupted, match="far longer than it ever pauses"):
             await ask(client).final()
         assert 60 <= now() < 62

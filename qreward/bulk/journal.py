@@ -22,6 +22,7 @@ import msgspec
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import DIGEST, LONGEST_LINE, NEWLINE
 from qreward.bulk.provider import HeldBatch, apply_event
+from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 
 FORMAT = "qreward journal 4"
@@ -123,6 +124,14 @@ class Journal:
         self._sync_error: OSError | None = None
         self._syncer = threading.Thread(target=self._sync_often, name="qreward-journal", daemon=True)
         self._syncer.start()
+        background.watch(self, Journal._give_up_in_child)
+
+    def _give_up_in_child(self) -> None:
+        """Replace the file in a forked child, which would otherwise keep it locked and could write to it."""
+        if not self._closing.is_set():
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, self._file, inheritable=False)
+            os.close(nothing)
 
     def _lock(self) -> None:
         try:
@@ -336,6 +345,7 @@ class Journal:
                 step()
             except OSError as error:
                 trouble = trouble or error
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # a child that was forked meanwhile may have the file open
         os.close(self._file)
         self.lost = len(self._unwritten_results)
         for key in self._unwritten_results:

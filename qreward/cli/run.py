@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -114,10 +114,11 @@ def _stop_on_interrupt(run: BulkRun) -> None:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        print("\nfinishing the requests in flight; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
         run.stop("it was interrupted")
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, run.stop_now)
+        with suppress(OSError):  # Ctrl-C has also ended the reader of a pipe
+            print("\nfinishing the requests in flight; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)

@@ -7,7 +7,6 @@ import importlib.util
 import sys
 
 from qreward.errors import ConfigError
-from qreward.settings.base import with_faults
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +35,7 @@ def serve(args: argparse.Namespace) -> int:
     from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
 
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
-    token = token_of(args.token_env, args.token_file)
-    try:
-        config = ServerConfig.from_env(**texts, token=token)
-    except ConfigError as error:  # the faults are shown without the name of the settings class, which the command line does not use
-        raise with_faults(error.faults, lambda _: "") from None
+    config = ServerConfig.from_env(**texts, token=token_of(args.token_env, args.token_file))
     scorer = load_object(args.scorer, "scorer", "my_rewards:score")
     try:
         done = running.run(scorer, config, lambda address: _announce(args.scorer, address, config.token is not None))

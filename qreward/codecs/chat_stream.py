@@ -112,7 +112,9 @@ def _read_leniently(event: Event, model: str) -> ChatChunk | None:
     if not isinstance(raw, list):
         return None if usage is None else ChatChunk(body, model, [], usage, "")
     choices = [_lenient_choice(choice) for choice in raw if isinstance(choice, dict)]
-    is_whole = any(isinstance(choice, dict) and not isinstance(choice.get("delta"), dict) for choice in raw)
+    is_whole = any(
+        isinstance(choice, dict) and isinstance(choice.get("message"), dict) and not isinstance(choice.get("delta"), dict) for choice in raw
+    )
     return ChatChunk(body, model, choices, usage, _text(choices), is_whole)
 
 
@@ -182,6 +184,9 @@ class _Choice:
             self.ending = choice.finish_reason
         return kept
 
+    def text(self) -> str:
+        return paired("".join(self.message.get("content", ())))
+
     def document(self, index: int) -> dict[str, Any]:
         message = {"role": "assistant", "content": None, **_finished(self.message)}
         if type(self.message.get("tool_calls")) is Indexed:
@@ -214,7 +219,7 @@ class StreamAccumulator:
                 known = self._choices[choice.index] = _Choice()
             self.size += known.add(choice, len(chunk.body))
             edge = edge or known.ending is not None
-        if chunk.usage is not None:
+        if chunk.usage is not None and (self.usage is None or chunk.usage != Usage()):
             self.usage, self._usage_body = chunk.usage, chunk.body
         if edge:
             self._edges.append(chunk.body)
@@ -222,12 +227,18 @@ class StreamAccumulator:
 
     def _drop_repeated(self, chunk: ChatChunk) -> None:
         """Drop what earlier chunks had already. Some servers, such as MiniMax, end a stream with the whole message."""
-        for choice in chunk.choices:
+        document = jsonio.read_object(chunk.body)
+        for choice, raw in zip(chunk.choices, (each for each in document["choices"] if isinstance(each, dict)), strict=True):
             if (known := self._choices.get(choice.index)) is not None:
-                choice.delta = {name: value for name, value in choice.delta.items() if name not in known.message}
+                said, repeated = known.text(), joined(choice.delta.get("content")).strip()
+                if said.strip() and repeated not in ("", said.strip()):
+                    raise Malformed("a message in place of a delta differs from the text before it")
+                old = known.message.keys() - (set() if said else {"content"})
+                choice.delta = {name: value for name, value in choice.delta.items() if name not in old}
+            raw.pop("message", None)
+            raw["delta"] = choice.delta
         chunk.text = _text(chunk.choices)
-        choices = [{"index": each.index, "delta": each.delta, "finish_reason": each.finish_reason} for each in chunk.choices]
-        chunk.body = json.dumps({**jsonio.read_object(chunk.body), "choices": choices}).encode()
+        chunk.body = json.dumps(document).encode()
 
     def _pair(self, chunk: ChatChunk) -> None:
         text, self._half = paired(self._half + chunk.text), ""
@@ -254,14 +265,14 @@ class StreamAccumulator:
         return None if first is None else ending_of(first.ending)
 
     def endings(self) -> list[str | None]:
-        return [ending_of(choice.ending) for choice in self._choices.values()]
+        return [ending_of(self._choices[index].ending) for index in sorted(self._choices)]
 
     def heads(self) -> list[bytes]:
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:
         first = self._choices.get(0)
-        return "" if first is None else paired("".join(first.message.get("content", ())))
+        return "" if first is None else first.text()
 
     def build(self) -> Any:
         body = json.dumps(self.document(), separators=(",", ":")).encode()
@@ -302,8 +313,8 @@ def _merge(into: dict[str, Any], name: str, value: Any, *, joins: bool = True) -
 def _merged_list(name: str, old: Any, items: list[Any]) -> Indexed | list[Any]:
     if name == "tool_calls" or type(old) is Indexed or any(isinstance(item, dict) and "index" in item for item in items):
         known = old if type(old) is Indexed else Indexed()
-        for item in filter(lambda item: isinstance(item, dict), items):
-            entry = known.setdefault(_place(known, item), {})
+        for number, item in enumerate(filter(lambda item: isinstance(item, dict), items)):
+            entry = known.setdefault(_place(known, item, is_first=number == 0), {})
             for member, value in item.items():
                 repeated = member == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name")
                 # some servers repeat the name with each piece of the arguments
@@ -315,11 +326,12 @@ def _merged_list(name: str, old: Any, items: list[Any]) -> Indexed | list[Any]:
     return old
 
 
-def _place(known: Indexed, item: dict[str, Any]) -> int:
+def _place(known: Indexed, item: dict[str, Any], *, is_first: bool) -> int:
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)
-    another = begun is not None and _name_of(item) and item.get("id") and begun.get("id") not in (None, item["id"])
+    another_id = begun is not None and item.get("id") and begun.get("id") not in (None, item["id"])
+    another = begun is not None and _name_of(item) and (another_id or (type(index) is not int and not is_first))
     return last + 1 if another else place
 
 

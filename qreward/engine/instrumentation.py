@@ -176,7 +176,7 @@ def model_of(task: Task) -> str:
 
 def queued(task: Task, now: float) -> float:
     """Return the seconds from the start of a task to its first attempt, or to ``now`` if the task has had no attempt."""
-    return (now if task.sent_at is None else task.sent_at) - task.born
+    return max(0.0, (now if task.sent_at is None else task.sent_at) - task.born)  # the parts of a split request were sent before they began
 
 
 class ObserverWatcher:

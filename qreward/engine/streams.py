@@ -163,8 +163,10 @@ class StreamAttempt:
     def _pass_on(self, stream: OpenStream, chunks: list[Any]) -> bool:
         """Pass chunks on. Returns True if too many wait for the consumer and more chunks are expected."""
         now, last = self._loop.time(), self._last
-        self._last = now
-        if last is not None:
+        goes_on = any(chunk.has_output for chunk in chunks)  # servers and proxies also send chunks without output to keep a connection open
+        if goes_on:
+            self._last = now
+        if goes_on and last is not None:
             self._gaps.append(now - last)
             if len(self._gaps) >= GAPS_AT_ONCE:
                 self._record_gaps()
@@ -172,7 +174,7 @@ class StreamAttempt:
         if stream.whole:  # an ending that comes with output may be one of many, as some servers send them; so it gets more time
             self._limit_ending(now, self._limit if chunks[-1].has_output else GRACE)
             return False
-        if not full:
+        if goes_on and not full:
             self._within(now, self._limit)
         return full
 

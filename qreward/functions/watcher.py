@@ -14,7 +14,7 @@ from qreward import options
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import ScheduleConfig, read_settings, same
-from qreward.settings.client import ClientConfig, load_config
+from qreward.settings.client import OVERLAY, ClientConfig, load_config
 from qreward.settings.files import SettingsLocation
 
 logger = logging.getLogger("qreward.schedule")
@@ -80,6 +80,7 @@ class ConfigWatcher:
         self._in_code = {} if self._config is None else self._config.snapshot()
         self._applied: frozenset[str] = frozenset()  # names of the parameters of a function that the source has set
         self._settings: object = None  # the settings that were last applied, or could not be applied
+        self._held: object = None  # the content of the file and its overlay when they were last read without an error
         self._reported: str | None = None  # the error of the last check, if the settings could not be read
         self._stopping = Event()
         self._thread: threading.Thread | None = None
@@ -180,7 +181,12 @@ class ConfigWatcher:
     def _read(self) -> Any:
         """Return the settings of the source: a mapping, or for a client also a ``ClientConfig``; None if nothing has changed."""
         if self._path is not None:
-            return load_config(self._path) if self._config is None else read_settings(self._path)[0]
+            held = [_content_of(path) for path in (self._path, Path(f"{self._path}{OVERLAY}"))]
+            if held == self._held:
+                return None
+            settings = load_config(self._path) if self._config is None else read_settings(self._path)[0]
+            self._held = held
+            return settings
         assert self._callback is not None
         try:
             answer: Any = self._callback()
@@ -193,3 +199,10 @@ class ConfigWatcher:
         if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
             raise ConfigError(f"callback: must return a mapping of settings, or None for no change, not a {type(answer).__name__}")
         return dict(answer)
+
+
+def _content_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

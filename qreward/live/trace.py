@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from qreward.scheduler.outcome import Outcome
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import Attempt, Task
 
+_log = logging.getLogger("qreward")
 SLACK = 0.005
 """Seconds by which an attempt may seem to begin before the attempt whose slot it takes has ended, because the end is reported later."""
 
@@ -44,9 +46,12 @@ class Trace:
         """End the recording. Attempts in flight are not in the file."""
         self._engine.remove_watcher(self)
         with self._lock:
-            if not self._file.closed:
-                self._file.write("]\n")
-                self._file.close()
+            try:
+                if not self._file.closed:
+                    with self._file:
+                        self._file.write("]\n")
+            except OSError as error:  # it must not cost the results of the calls
+                _log.warning("the trace %r is not complete: %s", self._file.name, error.strerror)
 
     # Watcher
 

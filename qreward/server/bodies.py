@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -165,6 +167,9 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise invalid(where, match["words"]) from None
     except REFUSED as error:
         message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        with suppress(ValueError, RecursionError):
+            json.loads(body.decode())
+            message = "NaN, infinities and half surrogate pairs such as \\ud83d are not allowed; send null, or repair the text"
         raise HTTPError(400, "bad_json", f"the body is not JSON: {message}") from None
 
 

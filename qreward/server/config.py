@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from qreward.batching.reward_buffer import Mode
 from qreward.errors import ConfigError
-from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, Rate, Seconds, SomeSeconds, default, wrong
+from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, Rate, Seconds, SomeSeconds, default, with_faults, wrong
 
 PREFIX = "QREWARD_SERVE_"
 """Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
@@ -109,7 +109,11 @@ class ServerConfig(Policy):
         texts = {name.lower(): text for name, text in set_here.items() if not _OF_KUBERNETES.match(f"{name}={text}")}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
-        return cls.from_content(values)
+        named = {name.lower(): f"{PREFIX}{name}: " for name in set_here if given.get(name.lower()) is None}
+        try:
+            return cls.from_content(values)
+        except ConfigError as error:
+            raise with_faults(error.faults, lambda path: named.get(str(path[0]), "") if path else "") from None
 
 
 def is_loopback(host: str) -> bool:

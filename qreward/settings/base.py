@@ -73,7 +73,8 @@ Dollars = NotNegative
 Count = Annotated[int, Field(ge=1), NOT_BOOL]
 Many = Annotated[int, Field(ge=0), NOT_BOOL]
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^${}]*))?\}")
+_OTHER_DEFAULT = re.compile(r"\$\{\w+(?::[-=?+]|-)")
 _WITHOUT_BRACES = re.compile(r"(?:(?i:bearer|basic|token|key|apikey) )?\$(?:[A-Za-z_]\w*|\{[^{}]*\}?)")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FROM_FILE = {"variables": "expanded"}
@@ -150,7 +151,7 @@ def check_glob(pattern: str) -> str:
 def check_header(name: object, value: object) -> str:
     """Return the name of a header if the header can be sent, or raise ``ValueError``. The message never contains the value."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        word = str(name).partition(":")[0]  # if ``name`` is a whole header line, the part after the colon is the value
+        word = re.split(r"[:\s]", str(name))[0]  # the rest may be the value, if ``name`` is a whole header line
         raise ValueError(f"{word!r} is not a header name; give the name alone, such as 'X-Api-Key'")
     if not isinstance(value, str) or not value.isprintable() or not value.isascii():
         raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")
@@ -163,6 +164,9 @@ def expand_variables(value: object) -> object:
         value = value.get_secret_value()
     if not isinstance(value, str):
         return value
+
+    if _OTHER_DEFAULT.search(_VARIABLE.sub("", value)):
+        raise ValueError("holds a ${...} that is not ${NAME} or ${NAME:-default}; a default cannot hold a variable or braces")
 
     def look_up(match: re.Match[str]) -> str:
         name, default = match.groups()
@@ -231,11 +235,27 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
         for part in path:
             model = _inner(model, str(part)) or model
         message = f"unknown setting {name!r}; {_hint(model, name)}"
+    elif kind in _EXAMPLES:
+        message += _EXAMPLES[kind]
+    elif kind == "model_type":
+        message += _example(model, path, value)
     elif kind in ("literal_error", "enum"):
         message += instead(value, re.findall(r"'([^']*)'", message))
     elif kind.startswith(("int", "float", "finite", "greater", "less")):
         message += f", not {shown(value)}"
     return f"{'.'.join(map(str, path))}: {message}" if path else message
+
+
+_EXAMPLES = {"tuple_type": ", such as [a, b]", "list_type": ", such as [a, b]", "dict_type": ", such as {name: value}"}
+
+
+def _example(model: type[BaseModel], path: Sequence[str | int], value: object) -> str:
+    """Return the end of a message about a value at ``path`` that must be settings: the first of them, and whether null is allowed."""
+    field = None
+    for part in map(str, path):
+        field, model = model.model_fields.get(part), _inner(model, part) or model
+    disabled = value is False and field is not None and type(None) in getattr(field.annotation, "__args__", ())
+    return f", such as {{{next(iter(model.model_fields))}: ...}}" + ("; null disables it" if disabled else "")
 
 
 _WORDS = {

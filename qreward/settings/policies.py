@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote, urlsplit
 from weakref import WeakValueDictionary
@@ -40,7 +41,7 @@ from qreward.settings.base import (
     wrong,
 )
 from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_package_of
-from qreward.spelling import ELSEWHERE, did_you_mean
+from qreward.spelling import ELSEWHERE, closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
@@ -279,8 +280,10 @@ class ApiKey:
             words = shlex.split(source) if isinstance(source, str) else list(source)
             if not words or not all(isinstance(word, str) for word in words):
                 raise ValueError("must be a function that returns the key, or a command that prints it")
+            if "=" in words[0]:
+                raise ValueError("must begin with a program: no shell is used; set variables in the environment")
             self.source: KeySource | tuple[str, ...] = tuple(words)
-            self._shown = f"{words[0]} ..." if len(words) > 1 else words[0]
+            self._shown = Path(words[0]).name + (" ..." if len(words) > 1 else "")
         else:
             self.source = source
             self._shown = name_of(source)
@@ -330,7 +333,8 @@ def api_key_of(value: Any) -> Any:
     """Convert a function, or a mapping with ``command`` as in a configuration file, to an :class:`ApiKey`. Other values are returned."""
     if isinstance(value, dict):
         for name in value.keys() - {"command", "seconds"}:
-            raise ValueError(f"has no setting {name!r}; {did_you_mean(name, ('command', 'seconds'))}")
+            near = closest(name, ("command", "seconds"))  # another name is not shown, because one may be a key
+            raise ValueError(f"has no setting {name!r}; did you mean {near[0]!r}?" if near else "takes only command and seconds")
         return ApiKey(value.get("command", ()), value.get("seconds"))
     if callable(value):
         return ApiKey(value)
@@ -356,6 +360,12 @@ def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
     if value is None or not value.get_secret_value():
         return None
     check_header("authorization", value.get_secret_value())
+    return value
+
+
+def _verify(value: object) -> object:
+    if not isinstance(value, bool | str):
+        raise ValueError("must be true, false, or the path of a CA bundle")
     return value
 
 
@@ -506,7 +516,7 @@ class Endpoint(Policy):
     send_priority: bool = False
     http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
     compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
-    verify: bool | str = True
+    verify: Annotated[bool | str, BeforeValidator(_verify)] = True
     proxy: Annotated[SecretStr | None, EXPANDED] = None
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0

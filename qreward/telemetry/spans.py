@@ -274,6 +274,7 @@ MAX_TEXT = 256
 
 
 class _Choice(msgspec.Struct, gc=False):
+    index: Any = None
     finish_reason: Any = None
 
 
@@ -291,13 +292,15 @@ _DECODER = msgspec.json.Decoder(_Body)
 def metadata_of(value: Any) -> Attributes:
     """Return the attributes of an answer beside its tokens. The body of an answer, and each kept chunk of a stream, are parsed again."""
     body, heads = getattr(value, "body", None), getattr(value, "heads", None)
-    found, reasons = Attributes(), list[str]()
+    found, reasons = Attributes(), list[object]() if heads is None else value.endings()
     for each in [body] if type(body) is bytes else [] if heads is None else heads():
         try:
             seen = _DECODER.decode(each) if len(each) <= MAX_BODY else _Body()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
-        reasons += [reason for choice in seen.choices or () if (reason := _text(choice.finish_reason))]
+        if heads is None:
+            choices = sorted(seen.choices or (), key=lambda choice: choice.index if type(choice.index) is int else 0)
+            reasons = [choice.finish_reason for choice in choices]
         details = (seen.usage or {}).get("completion_tokens_details")
         reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
         chunk = {
@@ -307,7 +310,8 @@ def metadata_of(value: Any) -> Attributes:
             "gen_ai.usage.reasoning.output_tokens": reasoning if type(reasoning) is int else None,
         }
         found = known(chunk) | found
-    return found | {"gen_ai.response.finish_reasons": tuple(reasons)} if reasons else found
+    known_reasons = tuple(filter(None, map(_text, reasons)))
+    return found | {"gen_ai.response.finish_reasons": known_reasons} if known_reasons else found
 
 
 def _text(value: object) -> str | None:

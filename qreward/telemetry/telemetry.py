@@ -209,10 +209,11 @@ def configure(
     tracer_provider.add_span_processor(_imported(f"{sdk}.trace.export.BatchSpanProcessor")(spans))
     reader = _imported(f"{sdk}.metrics.export.PeriodicExportingMetricReader")(points, export_interval_millis=1000 * interval)
     meter_provider = _imported(f"{sdk}.metrics.MeterProvider")([reader], resource=resource)
+    telemetry = Telemetry(tracer_provider=tracer_provider, meter_provider=meter_provider, **settings)
     if everywhere:
         trace.set_tracer_provider(tracer_provider)
         meters.set_meter_provider(meter_provider)
-    return Telemetry(tracer_provider=tracer_provider, meter_provider=meter_provider, **settings)
+    return telemetry
 
 
 def _imported(path: str) -> Any:
@@ -254,7 +255,8 @@ _address = lru_cache(CACHED)(ServerAddress)
 
 
 def address_of(source: Source) -> ServerAddress:
-    return _address(source.name, getattr(source.endpoint, "base_url", None))
+    endpoint = source.endpoint
+    return _address(source.name, None if getattr(endpoint, "compute", None) else getattr(endpoint, "base_url", None))
 
 
 Points = Iterator[tuple[float, Attributes]]
@@ -374,7 +376,7 @@ class Instruments:
     def _observe(self, observe: Callable[[Any], Points], _options: CallbackOptions) -> Iterable[Observation]:
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         with _lock:
-            clients = list(self._clients)
+            clients = [client for client in self._clients if not client.engine.closed]
         for client in clients:
             for value, attributes in observe(client):
                 point = tuple(sorted(attributes.items()))

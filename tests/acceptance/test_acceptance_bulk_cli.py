@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -11,13 +12,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bulk_tools import MODEL, chat_line, counting_server, environment, finish, in_flight, read_lines, start, write_lines
 
 from qreward.cli import main
+from qreward.cli.run import _stop_on_interrupt
 from qreward.testing import FakeEndpoint, FakeFleet
 
 
@@ -197,6 +201,22 @@ def test_the_first_interrupt_finishes_what_is_in_flight_and_nothing_is_sent_twic
         assert code == 0, printed
         assert set(server.served.values()) == {1}
     assert len(read_lines(output)) == 1000
+
+
+async def test_an_interrupt_stops_a_run_although_it_has_ended_the_reader_of_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str = "") -> None:
+        raise BrokenPipeError
+
+    done: list[Any] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=broken, flush=broken))
+    run: Any = SimpleNamespace(stop=done.append, stop_now=partial(done.append, "now"))
+    _stop_on_interrupt(run)
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.05)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+    assert done == ["it was interrupted", "now"]
 
 
 def test_the_second_interrupt_stops_at_once_and_only_what_was_in_flight_is_sent_again(tmp_path: Path) -> None:

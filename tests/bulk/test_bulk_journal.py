@@ -370,6 +370,31 @@ def test_a_second_run_is_refused_in_this_process_and_in_another_one(tmp_path: Pa
         pass
 
 
+def test_a_child_that_was_forked_during_a_run_holds_neither_the_lock_nor_the_file(tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from qreward.bulk.journal import Journal
+path, (ready, tell) = Path({str(tmp_path / "j")!r}), os.pipe()
+first, child = Journal(path, {{}}), os.fork()
+if child == 0:
+    try:
+        first.record_batch(0, b"{{}}")
+    finally:
+        os.write(tell, b".")
+        signal.pause()
+os.read(ready, 1)
+print(path.read_bytes().count(b"["))
+first.close()
+try:
+    Journal(path, {{}}).close()
+finally:
+    os.kill(child, signal.SIGKILL)
+"""
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.returncode) == ("0\n", 0), ran.stderr
+
+
 # a full disk
 
 

@@ -153,6 +153,10 @@ TOOL_CALLS: dict[str, tuple[list[list[dict[str, Any]]], list[Any]]] = {  # the p
     "no index": ([[without_index(A_PIECE)], [without_index(A_REST)]], [GET]),
     "index null": ([[A_PIECE | {"index": None}], [A_REST | {"index": None}]], [GET]),
     "an index that does not begin at 0": ([[A_PIECE | {"index": 1}], [A_REST | {"index": 1}]], [GET]),
+    "whole ones without index and id in one chunk": (
+        [[without_index(call(0, "{}", name="get")), without_index(call(0, "[]", name="get"))]],
+        [{"function": {"name": "get", "arguments": arguments}} for arguments in ("{}", "[]")],
+    ),
     "in the order of their index": ([[WHOLE[1] | {"index": 1}, WHOLE[0]]], [GET, PUT]),
     **{
         f"whole ones with the indexes {indexes} in {count} chunks": (chunks, [GET, PUT])
@@ -207,7 +211,8 @@ def test_members_beside_the_choices_are_kept_from_the_first_and_the_last_chunks(
 def test_usage_counts_as_it_came_last_and_without_any_there_is_none() -> None:
     assembly = assembled([{**each, "usage": USAGE | {"completion_tokens": number}} for number, each in enumerate(said("a", "b"))])
     assert assembly.usage == Usage(12, 3, 15)
-    assert assembly.build().usage.completion_tokens == 3
+    assembly.add(read(HEAD | {"choices": [], "usage": {}}))
+    assert (assembly.usage, assembly.build().usage.completion_tokens) == (Usage(12, 3, 15), 3)
     assert assembled(said("a")).usage is assembled(said("a")).build().usage is None
 
 
@@ -360,6 +365,19 @@ def test_a_message_that_repeats_the_whole_stream_at_its_end_counts_once() -> Non
             assert (built.choices[0].message.reasoning_content, built.usage.completion_tokens) == ("hm", 2)
             assert chunks[-1].build().choices[0].delta.content == (missing or None)
             assert assembly.finished(1)
+
+
+def test_a_message_that_differs_from_the_text_before_it_is_an_error_and_other_members_of_its_chunk_are_kept() -> None:
+    whole = [HEAD | {"choices": [{"index": 0, "message": {"content": text}}]} for text in ("The answer", " is 42")]
+    with pytest.raises(Malformed, match="differs from the text before it"):
+        assembled(whole)
+    filtered = {"content_filter_results": {"hate": {"filtered": False}}}
+    for late in ({}, {"message": {"role": "assistant", "content": "a"}}):
+        assembly, last = assembled(said("a")), read(HEAD | {"choices": [{"index": 0, "finish_reason": None} | filtered | late]})
+        assembly.add(last)
+        assert (assembly.text(), last.text) == ("a", "")
+        for choice in (last.build().choices[0], assembly.build().choices[0]):
+            assert choice.content_filter_results == filtered["content_filter_results"]
 
 
 def test_a_whole_answer_becomes_one_chunk() -> None:

@@ -327,6 +327,18 @@ async def test_pauses_that_are_usual_end_nothing_and_are_recorded_once() -> None
             assert tempo._gaps.count == 149 * (number + 1)
 
 
+async def test_pieces_without_output_do_not_keep_a_stream_that_hangs() -> None:
+    def hangs(_: str, __: str) -> Iterable[Step]:
+        yield "a"
+        for _step in range(200):
+            yield from (1.0, "")
+
+    async with client_of(StreamWire(hangs), {"a": 1}) as client:
+        with pytest.raises(StreamInterrupted, match="far longer than it ever pauses"):
+            await ask(client).final()
+        assert 60 <= now() < 62
+
+
 async def test_a_stream_over_its_timeout_says_how_far_it_came() -> None:
     async with client_of(StreamWire(words(100, gap=1.0)), {"a": 1}) as client:
         with pytest.raises(StreamInterrupted) as caught:

@@ -226,6 +226,22 @@ def test_a_client_is_watched_by_its_whole_configuration(kind: Any, tmp_path: Pat
     assert str(error).startswith(f"{tmp_path / 'q.json'}, line 1: endpoints: more than one is called 'a'")
 
 
+def test_the_warnings_on_the_file_of_a_client_come_again_only_if_the_file_or_its_overlay_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, overlay = tmp_path / "q.json", tmp_path / "q.json.overlay.json"
+    file.write_text(json.dumps({"endpoints": [{"base_url": "http://a/v1", "name": "a", "weight": 2}]}))
+    watcher = ConfigWatcher(QRewardClient(["http://b/v1"]), file=file)
+    said = []
+    for written in (None, None, overlay, None, file, None):
+        caplog.clear()
+        if written is not None:
+            written.write_text('{"limits": {"a": {"rpm": 600}}}' if written is overlay else f"{file.read_text()} ")
+        watcher.poll_once()
+        said.append(sum("weight has no effect" in record.getMessage() for record in caplog.records))
+    assert said == [1, 0, 1, 0, 1, 0]
+
+
 def test_a_client_may_be_given_mappings_or_configurations_by_a_callback() -> None:
     errors: list[Exception] = []
     client = QRewardClient(["http://a/v1"])

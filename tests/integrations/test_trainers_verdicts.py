@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,19 @@ async def test_a_file_that_cannot_be_written_is_logged_once_and_costs_no_reward(
             assert [each.score(None) for each in await made.score_many(ITEMS)] == [0.5, None, 0.0]
     (record,) = caplog.records
     assert "cannot be written" in record.getMessage()
+
+
+async def test_a_line_that_a_full_disk_has_cut_off_damages_no_later_line_and_is_left_out_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, write = rewarder(tmp_path / "v.jsonl"), os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:-9]))
+        await made.score_many(ITEMS, step=1)
+    await made.score_many(ITEMS, step=2)
+    assert [line["step"] for line in read_verdicts(tmp_path / "v.jsonl")] == [1, 1, 2, 2, 2]
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(": ")[2] for text in said] == ["No space left on device", "1 damaged lines were left out"]
 
 
 def test_the_path_in_a_settings_file_is_beside_the_file(tmp_path: Path) -> None:

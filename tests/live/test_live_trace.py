@@ -43,6 +43,14 @@ async def test_each_attempt_is_an_event_in_a_lane_of_its_endpoint_and_nothing_is
     assert [lane for lane in lanes.values() if any(one[1] > other[0] for one, other in pairwise(sorted(lane)))] == []
 
 
+def test_a_trace_on_a_full_disk_is_logged_once_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    trace = QRewardClient(["http://127.0.0.1:9/v1"]).trace("/dev/full")
+    for _ in range(2):
+        trace.close()
+    (record,) = caplog.records
+    assert record.getMessage() == "the trace '/dev/full' is not complete: No space left on device"
+
+
 def test_a_run_writes_a_trace_and_a_file_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

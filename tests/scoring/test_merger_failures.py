@@ -69,6 +69,17 @@ async def test_the_error_of_a_bad_item_has_the_trail_of_all_lists_it_was_in() ->
     assert [len(result.attempts) for result in batch] == [4, 4, 3, 3, 2, 2, 2, 2]
 
 
+async def test_the_parts_of_a_refused_list_have_a_time_in_the_queue_that_is_not_negative() -> None:
+    class Queued(list[float]):
+        def call_ended(self, event: Any) -> None:
+            self.append(event.queued)
+
+    queued = Queued()
+    await scored(ListBackend(failing_with(refused(), "x 0")), texts(8), observers=[queued])
+    assert len(queued) > 8
+    assert min(queued) == 0.0
+
+
 @pytest.mark.parametrize(("hint", "kind"), [(None, "openrlhf"), (2.0, "tei")])
 async def test_an_overload_sends_the_whole_list_again_first_and_in_order_and_is_no_failure(hint: float | None, kind: str) -> None:
     backend = ListBackend(in_turn(*[overloaded(hint)] * 11, None, seconds=0.5))

@@ -85,6 +85,7 @@ async def test_a_body_that_is_no_json_or_packed_is_refused() -> None:
         for content, status in [*((content, 400) for content in no_json), (b"3", 422)]:
             answer = await server.client.post("/get_reward", content=content)
             assert (answer.status_code, bool(answer.json()["error"]["message"])) == (status, True), content[:20]
+            assert ("infinities" in answer.text) == (b"NaN" in content or b"ud800" in content)
         assert (await server.post("/get_reward", BODY, **{"content-encoding": "gzip"})).status_code == 415
 
 

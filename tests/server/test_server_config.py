@@ -132,8 +132,13 @@ def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first
     monkeypatch.setenv("QREWARD_SERVE_PORT", "tcp://10.0.0.1:5000")
     assert ServerConfig.from_env().port == ServerConfig().port
     monkeypatch.setenv("QREWARD_SERVE_PROT", "1")
-    with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
+    with pytest.raises(ConfigError, match=r"^QREWARD_SERVE_PROT: unknown setting 'prot'; did you mean 'port'"):
         ServerConfig.from_env()
+    monkeypatch.delenv("QREWARD_SERVE_PROT")
+    monkeypatch.setenv("QREWARD_SERVE_PORT", "abc")
+    for given, said in (({}, "^QREWARD_SERVE_PORT: port: must be"), ({"port": "x"}, "^port: must be"), ({"rate": "0"}, "\nrate: must be")):
+        with pytest.raises(ConfigError, match=said):
+            ServerConfig.from_env(**given)
 
 
 def test_the_help_and_the_page_have_words_for_each_setting_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,8 +135,9 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     (
         "q.yaml",
         "endpoints:\n  - base_url:http://a",
-        "endpoints.0: must be a valid mapping or instance of Endpoint",
+        "endpoints.0: must be a valid mapping or instance of Endpoint, such as {base_url: ...}",
     ),
+    ("q.yaml", f"{WHOLE}hedge: false", "hedge: must be a valid mapping or instance of Hedge, such as {quantile: ...}; null disables it"),
     ("q.yaml", "endpoints:\n  - base_url: http://a\n   name: x", "(line 3, column 4)"),
     ("q.yaml", "endpoints:\n\t- base_url: http://a", "(line 2, column 1)"),
     ("q.yaml", "endpoints: [\n", "is not valid YAML: "),

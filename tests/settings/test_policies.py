@@ -65,23 +65,28 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (endpoint(name=7), ("name: must be a valid string",)),
     (endpoint(api_key=f"{SECRET}\n"), ("api_key: ", "line break")),
     (endpoint(api_key=7351), ("api_key: ", "string")),
+    (endpoint(api_key={SECRET: None}), ("api_key: takes only command and seconds",)),
+    (endpoint(api_key={"command": SECRET, "second": 3}), ("api_key: has no setting 'second'; did you mean 'seconds'?",)),
+    (endpoint(api_key={"command": f"TOKEN={SECRET} vault read key"}), ("api_key: ", "no shell is used", "variables")),
     (endpoint(api_key="${QREWARD_NOT_SET}"), ("api_key: ", "QREWARD_NOT_SET", "set it")),
     (endpoint(api_key="$JUDGE_KEY"), ("api_key: ", "environment variable", "${NAME}", "${NAME:-default}")),
     (endpoint(headers={"X-Key": "Token $JUDGE_KEY"}), ("headers: ", "environment variable", "${NAME}")),
     (endpoint(headers={"X-Key": f"{SECRET}\r\nHost: x"}), ("headers: ", "'X-Key'", "line break")),
     (endpoint(headers={"X-Key": f"{SECRET}é"}), ("headers: ", "'X-Key'")),
     (endpoint(headers={f"X-Key: {SECRET}": "x"}), ("headers: ", "'X-Key'", "name alone")),
+    (endpoint(headers={f"Authorization Bearer {SECRET}": ""}), ("headers: 'Authorization' is not", "name alone")),
     (endpoint(headers={"": SECRET}), ("headers: ", "not a header name")),
-    (endpoint(headers=["X-Key"]), ("headers: must be a valid mapping",)),
+    (endpoint(headers=["X-Key"]), ("headers: must be a valid mapping, such as {name: value}",)),
     (endpoint(models=()), ("models: ", "at least one", "'*'")),
-    (endpoint(models="judge-*"), ("models: ", "must be a valid list")),
+    (endpoint(models="judge-*"), ("models: ", "must be a valid list, such as [a, b]")),
+    (endpoint(verify=None), ("verify: must be true, false, or the path of a CA bundle",)),
     (endpoint(models=("judge-[ab",)), ("models: ", "'judge-[ab'", "not closed")),
     (endpoint(models=("judge-* ",)), ("models: ", "blanks")),
     (endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf', 'nim' or 'openai_batch'")),
     (endpoint(kind="vlm"), ("kind: ", "did you mean 'vllm'?")),
     (endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
     (endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
-    (endpoint(limits=[1]), ("limits: must be a valid mapping or instance of Limits",)),
+    (endpoint(limits=[1]), ("limits: must be a valid mapping or instance of Limits, such as {max_concurrency: ...}",)),
     (endpoint(rpm=600), ("unknown setting 'rpm'; it is part of limits: limits=Limits(rpm=...)",)),
     (endpoint(max_parallel_requests=8), ("limits=Limits(max_concurrency=...), in a file limits.max_concurrency",)),  # LiteLLM's name
     (endpoint(http_client=TRANSPORT, verify=False), ("verify cannot be set together with http_client",)),
@@ -203,8 +208,11 @@ def test_a_variable_is_read_from_the_environment_and_may_have_a_default(monkeypa
 def test_a_dollar_within_a_text_is_not_a_variable_and_a_variable_written_wrongly_is_refused() -> None:
     for text in ("What is $x$?", "costs $5", "costs $five", "$5", "$${", "`${a.b}` is JavaScript", "pa$word", "plain"):
         assert expand_variables(text) == text
-    for text in ("$JUDGE_KEY", "Bearer $JUDGE_KEY", "${}", "${1A}", "${JUDGE_KEY-x}", "${JUDGE_KEY"):
+    for text in ("$JUDGE_KEY", "Bearer $JUDGE_KEY", "${}", "${1A}", "${JUDGE_KEY"):
         with pytest.raises(ValueError, match="looks like an environment variable"):
+            expand_variables(text)
+    for text in ("${A:-${B}}", "http://${A:-${B}}:8000/v1", "${A:-$B}", "${A-x}", "http://a/${A-x}/v1", "${A:?}", "${A:-{b}}"):
+        with pytest.raises(ValueError, match="a default cannot hold a variable"):
             expand_variables(text)
 
 

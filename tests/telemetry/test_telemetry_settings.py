@@ -17,7 +17,7 @@ from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes
 
-from qreward import ConfigError, QRewardClient, SyncQRewardClient
+from qreward import ConfigError, Endpoint, QRewardClient, SyncQRewardClient
 from qreward.telemetry import Telemetry, configure
 from qreward.telemetry.telemetry import METRICS
 
@@ -102,6 +102,15 @@ def test_the_state_of_all_clients_is_added_up_and_a_client_that_is_gone_is_not_h
         assert limit == 4
 
 
+async def test_a_closed_client_has_no_state_and_a_function_of_the_process_has_no_address() -> None:
+    with Seen() as seen:
+        async with QRewardClient([Endpoint.local(lambda _: "hi", name="mine")], telemetry=seen.telemetry) as client:
+            await client.chat_completion(chat(), MODEL)
+            ((_, point),) = seen.points("qreward.client.active_requests")
+            assert point == {"qreward.endpoint": "mine"}
+        assert seen.points("qreward.client.endpoint.count") == []
+
+
 async def test_the_queue_is_seen_while_requests_wait() -> None:
     with Seen() as seen:
         async with client_of(Judges(), "a", telemetry=seen.telemetry, max_queued=100) as client:
@@ -137,6 +146,10 @@ def test_configure_sets_the_global_providers_that_clients_use_from_then_on_those
         async def main():
             async with client_of(Judges({{"a": [Do(0)]}}), "a") as client:
                 await client.chat_completion(chat(), MODEL)
+                try:
+                    configure("console", service="rewards")
+                except TypeError:
+                    pass  # and no provider is set
                 telemetry = configure("console", service_name="rewards")
                 await asyncio.sleep(0.06)
                 await client.chat_completion(chat(), MODEL)

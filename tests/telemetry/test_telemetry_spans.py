@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ from telemetry_server import MODEL, Do, Judges, Script, chat, client_of
 from telemetry_tools import Seen, attributes, tree
 
 from qreward import Hedge, Retry
+from qreward.codecs.chat import ChatAnswer
+from qreward.codecs.chat_stream import StreamAccumulator, read_chunk
+from qreward.codecs.sse import Event
+from qreward.telemetry.spans import metadata_of
 from qreward.testing.virtual_time import run_in_virtual_time
 
 Use = Callable[[Any], Awaitable[Any]]
@@ -260,6 +265,18 @@ def test_spans_and_points_are_those_of_the_table() -> None:
         with played(case) as seen:
             wrong += mismatches(case, seen)
     assert wrong == []
+
+
+def test_the_finish_reasons_of_a_call_are_those_of_its_choices_in_order_and_each_is_told_once() -> None:
+    stream = StreamAccumulator(MODEL)
+    for index, reason in ((1, "length"), (0, "stop")):
+        choice = {"index": index, "delta": {"content": "a"}, "finish_reason": reason}
+        chunk = read_chunk(Event(json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1}}).encode()), MODEL)
+        assert chunk is not None
+        stream.add(chunk)
+    whole = ChatAnswer(json.dumps({"choices": stream.document()["choices"][::-1]}).encode(), MODEL, "a", None)
+    for answer in (stream, whole):
+        assert metadata_of(answer)["gen_ai.response.finish_reasons"] == ("stop", "length")
 
 
 def test_the_span_of_a_call_lasts_from_its_making_to_its_end_and_those_of_attempts_lie_where_they_were() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections import Counter
@@ -99,6 +100,7 @@ class VerdictFile:
 
     def __init__(self, config: VerdictsConfig) -> None:
         self._path, self._contents, self._failed = Path(config.path).expanduser(), config.contents, False
+        self._torn = False  # True if the last line of the file may be incomplete
 
     def write(self, judged: Iterable[tuple[Mapping[str, Any], Scored]], step: int | None) -> None:
         """Append judgements, at a ``step`` of the trainer."""
@@ -123,7 +125,10 @@ class VerdictFile:
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(handle, b"".join(lines))  # one call, so that the lines of several processes do not mix
+                data, self._torn = b"\n" * self._torn + b"".join(lines), True
+                if os.write(handle, data) < len(data):  # one call, so that the lines of several processes do not mix
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._torn = False
             finally:
                 os.close(handle)
         except OSError as error:
@@ -132,23 +137,32 @@ class VerdictFile:
                 _log.warning("the verdicts cannot be written to %r, and are lost: %s", str(self._path), error.strerror)
 
 
+_NO_VERDICT = "is no verdict of a trainer; to compare judges on items, name them with --config"
+
+
 def read_verdicts(path: str | Path, *, step: int | None = None, last: float | None = None) -> list[dict[str, Any]]:
-    """Return the judgements in a file: those of one step, or of the last seconds before the newest one. Raises ``ConfigError``."""
-    found = []
+    """Return the judgements in a file: those of one step, or of the last seconds before the newest one. Raises ``ConfigError``.
+
+    Lines that are not JSON, which a full disk leaves, are left out with a warning.
+    """
+    found, damaged = [], 0
     try:
         with Path(path).expanduser().open("rb") as file:
             for number, text in enumerate(file, 1):
                 try:
                     line = msgspec.json.decode(text)
                 except msgspec.DecodeError:
-                    line = None
+                    damaged += 1
+                    continue
                 if not isinstance(line, dict) or not {"time", "step", "prompt", "score", "error", "tokens"} <= line.keys():
-                    raise ConfigError(
-                        f"{file.name}, line {number}: is no verdict of a trainer; to compare judges on items, name them with --config"
-                    )
+                    raise ConfigError(f"{file.name}, line {number}: {_NO_VERDICT}")
                 found.append(line)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    if damaged and not found:
+        raise ConfigError(f"{str(path)!r}: {_NO_VERDICT}")
+    if damaged:
+        _log.warning("%r: %d damaged lines were left out", str(path), damaged)
     if last is not None and found:
         newest = max(line["time"] for line in found)
         found = [line for line in found if line["time"] > newest - last]

@@ -161,7 +161,8 @@ class JudgeConfig(Policy):
             servers of each model accept. With ``none``, no description of how to answer is appended to a prompt of your own.
         answer: the form of an answer: an example, such as ``"[[5]]"``, ``"[RESULT] 4"`` or ``"Score: 7"``; ``"json"``;
             ``{"pattern": ...}``, a regular expression with one group, which holds the value; ``{"function": "module:name"}``; or
-            ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON.
+            ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON. A form
+            other than JSON needs the method ``write``.
         preset: the name of a known prompt, which sets ``prompt``, ``pair_prompt``, ``scale`` and ``answer`` where these are not set.
         calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
             calibration maps the score of a response to a probability, before ``range`` is applied. It does not change comparisons. None

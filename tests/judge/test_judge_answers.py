@@ -127,6 +127,9 @@ def test_forms_that_fit_nothing_are_settings_errors() -> None:
         ({"answer": fifth_word}, "own prompt"),
         ({"answer": "[[5]]", "response_format": "json_schema"}, "json_schema"),
         ({"answer": "[[5]]", "method": "decide"}, "decide"),
+        ({"answer": "[[5]]", "method": "auto"}, "answer has no effect with method='auto'"),
+        ({"preset": "mt-bench", "method": "auto"}, "answers that preset 'mt-bench' sets has no effect with method='auto'"),
+        ({"preset": "simple-qa", "pair_prompt": "{first} {second}"}, "pairs need a judge without grades"),
         ({"answer": "[[5]]", "rubric": ["Is it right?"]}, "rubric"),
         ({"preset": "mt-bnech"}, "mt-bench"),
     ):

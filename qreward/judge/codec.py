@@ -182,6 +182,8 @@ class VerdictParser:
         for number, _ in shape.kind.numerals:
             if not low <= number <= high:
                 raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
+        if score is None:
+            shape.kind.check(shape.name, self.scale)
         self._range = None if range is None else bounds("range", range)
         self.form, self._options, self._is_number = form, shape.kind.options, shape.kind.number
         if form is not JSON and shape.name is None:

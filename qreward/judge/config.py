@@ -148,8 +148,8 @@ class JudgeConfig(Policy):
             option is more probable than an option.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
         scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. The default is taken
-            from the verdict's field: its limits ``ge`` and ``le``, or the lowest and highest number of its literal or enum. Without them,
-            the default is (0, 10).
+            from the verdict's field: its limits ``ge`` and ``le``, of whole numbers also ``gt`` and ``lt``, or the lowest and highest
+            number of its literal or enum. Without them, the default is (0, 10). The limits of the field must include the scale.
         range: lowest and highest reward. Scores are mapped linearly from ``scale`` to ``range``. None returns scores unchanged.
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.

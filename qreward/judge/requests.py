@@ -210,8 +210,8 @@ class RequestBuilder:
                 raise BadRequest(f"the rubric in {column!r} is wrong: {error}") from None
             same = encoded(rubric.settings())
             found = self._of_rubric.get((limits, pairs, same)) or self._make(rubric, limits, pairs=pairs)
-            if len(self._of_rubric) >= MOST_RUBRICS:
-                self._of_rubric.clear()
+            while len(self._of_rubric) >= MOST_RUBRICS:
+                self._of_rubric.pop(next(iter(tuple(self._of_rubric))), None)  # another thread may change it meanwhile
             self._of_rubric[limits, pairs, key] = self._of_rubric[limits, pairs, same] = found
         return found
 

@@ -12,6 +12,7 @@ from test_judge_rubrics import by_words, no, yes
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Criterion, Rubric
 from qreward.judge.rubric import rubric_of_item
+from qreward.judge.calls import parser_of
 
 RIGHT = {"name": "right", "instructions": "It is right.", "weight": 3}
 SHORT = {"instructions": "It is short."}
@@ -119,6 +120,21 @@ def test_equal_rubrics_are_prepared_once_and_their_requests_begin_with_the_same_
 
 def test_a_template_may_name_the_rubric_and_pairs_are_compared_by_it() -> None:
     backend = DecisionBackend(always((0.8, 0.1, 0.1)), yes())
+def test_questions_of_equal_form_share_their_parser_and_the_oldest_rubric_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one, other in (
+        ({}, {}),
+        ({"levels": ["a", "b"]}, {"levels": ["x", "y"]}),
+        ({"choices": {"a": 1, "b": 0}}, {"choices": {"x": 1, "y": 0}}),
+    ):
+        assert parser_of(Criterion("n", "One?", **one)) is parser_of(Criterion("m", "Other?", **other))
+    assert parser_of(Criterion("n", "One?", choices={"a": 0, "b": 1})) is not parser_of(Criterion("n", "One?", choices={"a": 1, "b": 0}))
+    monkeypatch.setattr("qreward.judge.requests.MOST_RUBRICS", 3)
+    made: list[Any] = []
+    monkeypatch.setattr("qreward.judge.requests.rubric_of_item", lambda value: made.append(value) or rubric_of_item(value))
+    judged(DecisionBackend(always(None), yes()), [item(f"It is {word}.") for word in "abcdc"], "write")
+    assert made == [f"It is {word}." for word in "abcd"]
+
+
     prompt = "{prompt} {response} {reference} by {rubric}"
     batch = judged(backend, [item(TEXT, reference="r")], "write", prompt=prompt)
     assert batch.scores() == [1.0]

@@ -98,6 +98,11 @@ def expanded(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found.get(name) if value is None else value for name, value in given.items()}
 
 
+def is_of_preset(prompt: object, answer: object) -> bool:
+    """Return whether the prompt is that of a preset with this form of answers, which it describes in its own words."""
+    return any(prompt in (each.get("prompt"), each.get("pair_prompt")) and answer == each["answer"] for each in PRESETS.values())
+
+
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
 """Maximum number of samples per model and item. More would not improve a vote. The limit also bounds the cost of a mistyped number."""
@@ -158,7 +163,8 @@ class JudgeConfig(Policy):
         finish_reasons: further values of ``finish_reason`` that end a complete answer. An answer with a value that is not known is not
             parsed, and the first of each such value is logged.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format that the
-            servers of each model accept. With ``none``, no description of how to answer is appended to a prompt of your own.
+            servers of each model accept. With ``none``, no description of how to answer is appended to a prompt of your
+            own, unless there are criteria.
         answer: the form of an answer: an example, such as ``"[[5]]"``, ``"[RESULT] 4"`` or ``"Score: 7"``; ``"json"``;
             ``{"pattern": ...}``, a regular expression with one group, which holds the value; ``{"function": "module:name"}``; or
             ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON. A form

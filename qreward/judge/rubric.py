@@ -219,9 +219,8 @@ class Rubric:
 
     def in_words(self) -> str:
         """Return a text that lists the criteria with their weights, for a question about all criteria together."""
-        return "\n".join(
-            ["Judge by these criteria, each with its weight:", *(f"- {each.instructions} ({each.weight:g})" for each in self.criteria)]
-        )
+        weighed = [f"- {each.instructions} ({f'{each.weight:g}' if each.gate is None else 'must be met'})" for each in self.criteria]
+        return "\n".join(["Judge by these criteria, each with its weight:", *weighed])
 
     def score(self, values: Sequence[float]) -> float:
         """Return the score, from 0 to 1. ``values`` has the value of each criterion."""

@@ -129,7 +129,7 @@ def test_forms_that_fit_nothing_are_settings_errors() -> None:
         ({"answer": "[[5]]", "method": "decide"}, "decide"),
         ({"answer": "[[5]]", "method": "auto"}, "answer has no effect with method='auto'"),
         ({"preset": "mt-bench", "method": "auto"}, "answers that preset 'mt-bench' sets has no effect with method='auto'"),
-        ({"preset": "simple-qa", "pair_prompt": "{first} {second}"}, "pairs need a judge without grades"),
+        ({"preset": "simple-qa", "pair_prompt": "{first} {second}"}, "pairs need a judge of their own, without grades"),
         ({"answer": "[[5]]", "rubric": ["Is it right?"]}, "rubric"),
         ({"preset": "mt-bnech"}, "mt-bench"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import nan
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from test_judge_rubrics import by_words, no, yes
 
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Criterion, Rubric
-from qreward.judge.rubric import rubric_of_item
 from qreward.judge.calls import parser_of
+from qreward.judge.rubric import rubric_of_item
 
 RIGHT = {"name": "right", "instructions": "It is right.", "weight": 3}
 SHORT = {"instructions": "It is short."}
@@ -32,7 +33,8 @@ def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> No
     one = Criterion("It is right.", "It is right.")
     good: tuple[tuple[Any, list[Criterion]], ...] = (
         ([RIGHT, SHORT], [right, short]),
-        ([{**RIGHT, "levels": None, "gate": None}, "It is short."], [right, short]),  # tables fill what is missing with None
+        ([{**RIGHT, "levels": None, "gate": nan}, "It is short."], [right, short]),  # tables fill what is missing with None or NaN
+        ([{**SHORT, "weight": nan}], [short]),
         ({"criteria": [RIGHT, SHORT]}, [right, short]),
         ({"right": {"instructions": "It is right.", "weight": 3}}, [right]),
         (json.dumps([RIGHT, SHORT]), [right, short]),
@@ -118,8 +120,6 @@ def test_equal_rubrics_are_prepared_once_and_their_requests_begin_with_the_same_
     assert all(text.startswith(begin) for text in texts)
 
 
-def test_a_template_may_name_the_rubric_and_pairs_are_compared_by_it() -> None:
-    backend = DecisionBackend(always((0.8, 0.1, 0.1)), yes())
 def test_questions_of_equal_form_share_their_parser_and_the_oldest_rubric_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in (
         ({}, {}),
@@ -135,6 +135,8 @@ def test_questions_of_equal_form_share_their_parser_and_the_oldest_rubric_is_for
     assert made == [f"It is {word}." for word in "abcd"]
 
 
+def test_a_template_may_name_the_rubric_and_pairs_are_compared_by_it() -> None:
+    backend = DecisionBackend(always((0.8, 0.1, 0.1)), yes())
     prompt = "{prompt} {response} {reference} by {rubric}"
     batch = judged(backend, [item(TEXT, reference="r")], "write", prompt=prompt)
     assert batch.scores() == [1.0]

@@ -219,6 +219,23 @@ def test_a_file_that_cannot_be_used_is_logged_once_left_as_it_is_and_judging_goe
         assert not statement or execute(path, "SELECT name FROM sqlite_master") == tables, name
 
 
+def test_a_file_that_another_process_keeps_locked_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qreward.judge.cache.PATIENCE", 0.2)
+    path = tmp_path / "cache"
+    judged(path, quick(score(7)))
+
+    async def use(judge: Judge) -> int:
+        began = asyncio.get_running_loop().time()
+        verdicts = await asyncio.gather(*(judge.score(*item) for item in items(10)))
+        assert asyncio.get_running_loop().time() - began < 10 * 0.2
+        return len(verdicts)
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert cached(path, quick(score(7)), use) == 10
+    assert execute(path, "SELECT count(*) FROM answers") == [(1,)]
+
+
 def entry(number: int, text: str) -> CacheEntry:
     return CacheEntry("m", "a", ModelReply(text), bytes([number]))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import mean, median, median_low
+from statistics import mean, median, median_low, multimode
 from typing import NamedTuple
 
 from qreward.errors import QRewardError, RequestError
@@ -88,8 +87,8 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Dec
     samples are aggregated as in :func:`aggregate_scores`, except that ``majority`` finds the most frequent preference, and the score is the
     mean of the pairs with this preference. Two equally frequent preferences are a tie.
 
-    The confidence of a pair of decisions is their mean. That of several pairs is as in :func:`confidence_of`, where a pair agrees if it has
-    the aggregated preference.
+    The confidence of a pair of decisions is their mean; of a tie, the mean of the votes that are a tie, or 0 if there is none. That
+    of several pairs is as in :func:`confidence_of`, where a pair agrees if it has the aggregated preference.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
@@ -100,8 +99,6 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Dec
         return score
     same = [pair for pair in agreed if _preferred(pair.score) == _preferred(score)]
     if is_majority and any(pair.confidence is not None for pair in same):
-        if None in pairs:
-            return None  # a pending decision may change the mean
         score = mean([pair.score for pair in same])
     votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
     if len(agreed) == 1:
@@ -150,29 +147,26 @@ def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[
     """Return the aggregated score; an error; or None while the score is undecided. ``choose`` decides between equally frequent scores."""
     if (error := quorum_error(outcomes)) is not None:
         return error
-    scores = [outcome.score for outcome in outcomes if isinstance(outcome, Vote)]
-    missing = outcomes.count(None)
-    if len(scores) < quorum(len(outcomes)):
+    if None in outcomes:
         return None
+    scores = [outcome.score for outcome in outcomes if isinstance(outcome, Vote)]
     if how != "majority":
-        return None if missing else float(mean(scores) if how == "mean" else median(scores))
-    counts = Counter(scores).most_common()
-    first, most = counts[0]
-    if most > missing + (counts[1][1] if len(counts) > 1 else 0):
-        return float(first)
-    return None if missing else float(choose([score for score, count in counts if count == most]))
+        return float(mean(scores) if how == "mean" else median(scores))
+    frequent = multimode(scores)
+    return float(frequent[0] if len(frequent) == 1 else choose(frequent))
 
 
 def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
     """Return the outcome of two votes, one for each order of the responses; None while it is undecided."""
     if error := next((outcome for outcome in (one, other) if isinstance(outcome, QRewardError)), None):
         return error
-    for outcome in (one, other):
-        if isinstance(outcome, Vote) and side_of(outcome) == 0:
-            return Vote(0.5, confidence=outcome.confidence)
     if not isinstance(one, Vote) or not isinstance(other, Vote):
         return None
-    sure = None if one.confidence is None or other.confidence is None else (one.confidence + other.confidence) / 2
+    ties = [vote for vote in (one, other) if side_of(vote) == 0]
+    known = [vote.confidence for vote in ties or (one, other) if vote.confidence is not None]
+    sure = mean(known) if known else None
+    if ties:
+        return Vote(0.5, confidence=sure)
     if side_of(one) != side_of(other):
         return Vote(0.5, confidence=None if sure is None else 0.0)
     return Vote((one.score + other.score) / 2, confidence=sure)

@@ -54,7 +54,7 @@ class Cache:
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
         self._path, self._most = str(path), most
-        self._unusable = self._logged = False
+        self._unusable = False
         self._begin()
         background.watch(self, Cache._begin)
         _CACHES.add(self)
@@ -156,12 +156,10 @@ class Cache:
         return self._file
 
     def _fail(self, error: Exception) -> None:
-        """Log the first error. The file is not used again, unless the error is that another process holds a lock."""
-        if not (isinstance(error, sqlite3.OperationalError) and "locked" in str(error)):
-            self.shut()
+        """Stop using the file, and log the first error."""
+        self.shut()
+        if not self._unusable:
             self._unusable = True
-        if not self._logged:
-            self._logged = True
             _log.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
 
 

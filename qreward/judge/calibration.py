@@ -265,6 +265,7 @@ class Calibration(Policy):
 
 
 def _in_unit(name: str, values: Sequence[Any]) -> list[float]:
+    values = [value.tolist() if hasattr(value, "tolist") else value for value in values]  # of numpy
     for place, value in enumerate(values):
         if not isinstance(value, int | float) or not isfinite(value) or not 0 <= value <= 1:
             raise ConfigError(f"{name}[{place}] must be a number from 0 to 1, not {value!r}")

@@ -202,11 +202,16 @@ def _budget_in(params: Mapping[str, Any]) -> int:
 
 def parser_of(criterion: Criterion) -> VerdictParser:
     """Return the parser of written answers to a criterion, whose scores are from 0 to 1."""
-    if criterion.levels is not None:
-        return VerdictParser(ScoreVerdict, scale=(0.0, len(criterion.levels) - 1.0))
-    if criterion.choices is None:
+    return _parser_of(len(criterion.levels or ()), () if criterion.choices is None else tuple(criterion.option_values))
+
+
+@lru_cache(maxsize=256)
+def _parser_of(levels: int, options: tuple[float, ...]) -> VerdictParser:
+    if levels:
+        return VerdictParser(ScoreVerdict, scale=(0.0, levels - 1.0))
+    if not options:
         return VerdictParser(YesNoVerdict)
-    values = dict(zip(ascii_uppercase, criterion.option_values, strict=False))
+    values = dict(zip(ascii_uppercase, options, strict=False))
     return VerdictParser(_choice_verdict(len(values)), score=lambda verdict: values[verdict.choice])
 
 

@@ -379,8 +379,8 @@ class _Batch:
             self._end_all(place, self._late())
             return
         given: Any = {**self._given, "progress": False, "keep_results": False}
-        if self._limit is not DEFAULT:  # each stage but the last may use half of the time that is left
-            given["timeout"] = self._limit and self._limit * 0.5 ** (min(place, len(self._stages) - 2) + 1)
+        if self._limit is not DEFAULT:
+            given["timeout"] = self._limit and self._timeout(place)
         if left is not None:
             given["deadline"] = left
         items: Any
@@ -406,6 +406,19 @@ class _Batch:
                 self._end_all(place, error)
             else:
                 self._failure, self._is_stopped = self._failure or error, True
+
+    def _timeout(self, place: int) -> float:
+        """Return the seconds for each item in a stage: half of the time that is left, or in the last stage all of it. A stage that failed
+        has used all of its time, as its latency is not known."""
+        limit: float = self._limit
+        share = [limit * 0.5 ** (number + 1) for number in range(len(self._stages))]
+        if place < len(self._stages) - 1:
+            return share[place]
+        used = [
+            sum(each.latency if each.ok else most for each, most in zip(self._before.get(index, ()), share, strict=False))
+            for index in self._left
+        ]
+        return max(limit - max(used, default=0.0), 2 * share[place])
 
     async def _noted(self) -> AsyncIterator[Any]:
         async with aclosing(one_by_one(self._input)) as items:

@@ -182,12 +182,18 @@ class VerdictParser:
         for number, _ in shape.kind.numerals:
             if not low <= number <= high:
                 raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
+        if score is None:
+            shape.kind.check(shape.name, self.scale)
         self._range = None if range is None else bounds("range", range)
         self.form, self._options, self._is_number = form, shape.kind.options, shape.kind.number
         if form is not JSON and shape.name is None:
             raise ConfigError(f"answer: {model.__name__} has no single field that states the verdict, so only JSON can state it")
+        if form.values and not self._is_number:
+            raise ConfigError(
+                f"answer.values: grades state a score, not a {model.__name__}; pairs need a judge of their own, without grades"
+            )
         for grade, worth in form.values:
-            if not self._is_number or not low <= worth <= high:
+            if not low <= worth <= high:
                 raise ConfigError(
                     f"answer.values: {grade!r} stands for {worth:g}, which is not on the scale ({low:g}, {high:g}); set scale"
                 )
@@ -241,7 +247,7 @@ class VerdictParser:
                 f"{self.model.__name__} gives the score {number:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
             )
         first, last = self._range
-        return first + (last - first) * ((number - low) / (high - low))
+        return min(max(first + (last - first) * ((number - low) / (high - low)), min(self._range)), max(self._range))  # against rounding
 
     def _users_score(self, verdict: BaseModel) -> float | None:
         name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"

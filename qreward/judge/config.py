@@ -98,6 +98,11 @@ def expanded(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found.get(name) if value is None else value for name, value in given.items()}
 
 
+def is_of_preset(prompt: object, answer: object) -> bool:
+    """Return whether the prompt is that of a preset with this form of answers, which it describes in its own words."""
+    return any(prompt in (each.get("prompt"), each.get("pair_prompt")) and answer == each["answer"] for each in PRESETS.values())
+
+
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
 """Maximum number of samples per model and item. More would not improve a vote. The limit also bounds the cost of a mistyped number."""
@@ -148,8 +153,8 @@ class JudgeConfig(Policy):
             option is more probable than an option.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
         scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. The default is taken
-            from the verdict's field: its limits ``ge`` and ``le``, or the lowest and highest number of its literal or enum. Without them,
-            the default is (0, 10).
+            from the verdict's field: its limits ``ge`` and ``le``, of whole numbers also ``gt`` and ``lt``, or the lowest and highest
+            number of its literal or enum. Without them, the default is (0, 10). The limits of the field must include the scale.
         range: lowest and highest reward. Scores are mapped linearly from ``scale`` to ``range``. None returns scores unchanged.
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.
@@ -158,10 +163,12 @@ class JudgeConfig(Policy):
         finish_reasons: further values of ``finish_reason`` that end a complete answer. An answer with a value that is not known is not
             parsed, and the first of each such value is logged.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format that the
-            servers of each model accept. With ``none``, no description of how to answer is appended to a prompt of your own.
+            servers of each model accept. With ``none``, no description of how to answer is appended to a prompt of your
+            own, unless there are criteria.
         answer: the form of an answer: an example, such as ``"[[5]]"``, ``"[RESULT] 4"`` or ``"Score: 7"``; ``"json"``;
             ``{"pattern": ...}``, a regular expression with one group, which holds the value; ``{"function": "module:name"}``; or
-            ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON.
+            ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON. A form
+            other than JSON needs the method ``write``.
         preset: the name of a known prompt, which sets ``prompt``, ``pair_prompt``, ``scale`` and ``answer`` where these are not set.
         calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
             calibration maps the score of a response to a probability, before ``range`` is applied. It does not change comparisons. None

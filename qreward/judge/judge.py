@@ -113,7 +113,9 @@ class Judge(Closing):
         own_verdict = None if verdict is ScoreVerdict else verdict
         criteria = rubric if rubric is not None else rubric_column
         settings_of.check_rubric(criteria, verdict=own_verdict, scale=scale, score=score, answer=answer)
-        form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=criteria is None)
+        is_own = preset is None or answer != settings_of.preset_of(preset)["answer"]
+        of = "answer" if is_own else f"the form of answers that preset {preset!r} sets"
+        form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=criteria is None, of=of)
         parser = VerdictParser(verdict, scale=scale, range=range, score=score, form=form)
         settings |= {} if criteria is not None else {"scale": parser.scale}
         self._config = JudgeConfig(**settings, params=params)

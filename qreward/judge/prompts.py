@@ -221,15 +221,16 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, which is probably mistyped."""
-    for name in sorted(extra) if missing else ():
+    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, with the same first letter: it is
+    probably mistyped."""
+    for name in sorted(name for name in extra if isinstance(name, str)) if missing else ():
         if near := _near(name, frozenset(missing)):
             raise ConfigError(f"the item has a field {name!r}; did you mean {near[0]!r}?")
 
 
 @lru_cache(maxsize=256)
 def _near(name: str, names: frozenset[str]) -> Sequence[str]:
-    return closest(name, sorted(names), cutoff=TYPO)
+    return [near for near in closest(name, sorted(names), cutoff=TYPO) if near[:1].lower() == name[:1].lower()]
 
 
 def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]]:
@@ -246,7 +247,7 @@ def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"
+    return ", ".join(sorted(map(repr, names))) or "none"
 
 
 _BACKTICKS = re.compile(r"`+")

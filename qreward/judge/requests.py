@@ -28,7 +28,7 @@ from qreward.judge.calls import (
     question_of,
 )
 from qreward.judge.codec import VerdictParser, encoded
-from qreward.judge.config import JudgeConfig
+from qreward.judge.config import JudgeConfig, is_of_preset
 from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.parsing.forms import shown_in
@@ -78,9 +78,9 @@ def prepared(names: Sequence[str], make: Callable[..., Any], item: object) -> An
 class ItemPrompt(Prompt):
     """The prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
-    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
+    def __init__(self, prompt: object, answer: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
         names = PAIR_NAMES if pairs else POINT_NAMES
-        shows = not config.has_criteria and shown_in(prompt, pairs=pairs) is not None
+        says = config.response_format == "none" or is_of_preset(prompt, answer) or shown_in(prompt, pairs=pairs) is not None
         super().__init__(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
@@ -89,7 +89,7 @@ class ItemPrompt(Prompt):
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self.names
-        self.appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
+        self.appends = not self.has_place and (apart or prompt is None or config.has_criteria or not says)
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
 
@@ -210,8 +210,8 @@ class RequestBuilder:
                 raise BadRequest(f"the rubric in {column!r} is wrong: {error}") from None
             same = encoded(rubric.settings())
             found = self._of_rubric.get((limits, pairs, same)) or self._make(rubric, limits, pairs=pairs)
-            if len(self._of_rubric) >= MOST_RUBRICS:
-                self._of_rubric.clear()
+            while len(self._of_rubric) >= MOST_RUBRICS:
+                self._of_rubric.pop(next(iter(tuple(self._of_rubric))), None)  # another thread may change it meanwhile
             self._of_rubric[limits, pairs, key] = self._of_rubric[limits, pairs, same] = found
         return found
 
@@ -231,7 +231,8 @@ class RequestBuilder:
         return ItemQuestions(models, decide, any(len(questions) > 1 for _, questions in made))
 
     def _make_prompt(self, *, pairs: bool, apart: bool) -> ItemPrompt:
-        return ItemPrompt(self._given["pair_prompt" if pairs else "prompt"], self._config, pairs=pairs, apart=apart)
+        prompt = self._given["pair_prompt" if pairs else "prompt"]
+        return ItemPrompt(prompt, self._given["answer"], self._config, pairs=pairs, apart=apart)
 
     def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly

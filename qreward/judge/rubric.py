@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -75,7 +76,8 @@ class Criterion(Policy):
         given = {"instructions": data} if isinstance(data, str) else data
         if not isinstance(given, Mapping):
             raise ValueError(f"must be a mapping with name and instructions, not {type(data).__name__}")
-        given = {name: value for name, value in given.items() if value is not None}  # tables have None for what a criterion has not
+        # tables have None or NaN for what a criterion has not
+        given = {name: value for name, value in given.items() if not (value is None or (isinstance(value, float) and isnan(value)))}
         return {"name": given["instructions"], **given} if "instructions" in given else given
 
     @field_validator("levels", mode="before")
@@ -219,9 +221,8 @@ class Rubric:
 
     def in_words(self) -> str:
         """Return a text that lists the criteria with their weights, for a question about all criteria together."""
-        return "\n".join(
-            ["Judge by these criteria, each with its weight:", *(f"- {each.instructions} ({each.weight:g})" for each in self.criteria)]
-        )
+        weighed = [f"- {each.instructions} ({f'{each.weight:g}' if each.gate is None else 'must be met'})" for each in self.criteria]
+        return "\n".join(["Judge by these criteria, each with its weight:", *weighed])
 
     def score(self, values: Sequence[float]) -> float:
         """Return the score, from 0 to 1. ``values`` has the value of each criterion."""

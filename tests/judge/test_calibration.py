@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy
 import pytest
 from scale import seeds
 
@@ -59,6 +60,15 @@ def test_what_cannot_be_calibrated_is_an_error_that_says_why() -> None:
     for method in ("auto", *METHODS):
         assert "not the wrong way round" in refusal(lambda m=method: Calibration.fit(scores, [1 - y for y in labels], method=m)), method  # type: ignore[misc]
     assert "method must be 'auto', 'temperature', 'platt', 'isotonic', not 'beta'" in refusal(lambda: fitted(method="beta"))
+
+
+def test_scores_and_labels_may_be_arrays_of_numpy() -> None:
+    scores, labels = drawn(0, 300)
+    wanted = Calibration.fit(scores, labels)
+    for kind in (float, int, bool):
+        given = numpy.array(labels).astype(kind)
+        assert Calibration.fit(numpy.array(scores), given) == Calibration.fit([*numpy.array(scores)], [*given]) == wanted, kind  # type: ignore[arg-type]
+    assert Calibration.fit(numpy.array(scores, dtype=numpy.float32), labels).method == wanted.method  # type: ignore[arg-type]
 
 
 def test_without_the_extra_the_error_names_it_and_a_calibration_is_applied_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

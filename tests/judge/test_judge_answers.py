@@ -127,6 +127,9 @@ def test_forms_that_fit_nothing_are_settings_errors() -> None:
         ({"answer": fifth_word}, "own prompt"),
         ({"answer": "[[5]]", "response_format": "json_schema"}, "json_schema"),
         ({"answer": "[[5]]", "method": "decide"}, "decide"),
+        ({"answer": "[[5]]", "method": "auto"}, "answer has no effect with method='auto'"),
+        ({"preset": "mt-bench", "method": "auto"}, "answers that preset 'mt-bench' sets has no effect with method='auto'"),
+        ({"preset": "simple-qa", "pair_prompt": "{first} {second}"}, "pairs need a judge of their own, without grades"),
         ({"answer": "[[5]]", "rubric": ["Is it right?"]}, "rubric"),
         ({"preset": "mt-bnech"}, "mt-bench"),
     ):
@@ -187,6 +190,9 @@ def test_each_preset_reads_its_answers_and_asks_in_its_own_words_alone() -> None
 
         assert judging(backend, use, preset=preset) == (0.5 if "pair_prompt" in PRESETS[preset] else 1.0), preset
         assert all("JSON" not in sent.text and "response_format" not in sent.params for sent in backend.sent), preset
-        assert "N is your score" not in backend.sent[0].text, preset
+        assert "End with one line" not in backend.sent[0].text, preset
         assert made(preset=preset).answer == form
+    backend = JudgeBackend(always("A"))
+    judging(backend, lambda judge: judge.score(*QUESTION), preset="simple-qa", prompt="{response}")
+    assert "End with one line" in backend.sent[0].text, "the own prompt does not say how to answer"
     assert made(preset="mt-bench", prompt="{response} [[5]]", scale=(1, 5)).answer == "Rating: [[5]]"

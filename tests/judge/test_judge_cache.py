@@ -108,11 +108,11 @@ def test_failures_are_never_kept(tmp_path: Path) -> None:
     assert judged(tmp_path / "cache", JudgeBackend(in_turn(broken(), score(7), seconds=0.0))).score == 0.7
 
 
-def test_each_sample_is_kept_for_itself_and_those_that_settle_it_are_enough(tmp_path: Path) -> None:
+def test_each_sample_is_kept_for_itself(tmp_path: Path) -> None:
     judged(tmp_path / "cache", quick(score(7)))
     verdict = judged(tmp_path / "cache", second := quick(score(7)), samples=3, settle="mean")
     assert (len(second.sent), verdict.cached) == (2, False)
-    assert judged(tmp_path / "cache", third := quick(score(1)), samples=4).cached
+    assert judged(tmp_path / "cache", third := quick(score(1)), samples=3).cached
     assert third.sent == []
 
 
@@ -217,6 +217,23 @@ def test_a_file_that_cannot_be_used_is_logged_once_left_as_it_is_and_judging_goe
         assert ("give another path" in message) == bool(statement), message
         assert before is None or path.read_bytes() == before, name
         assert not statement or execute(path, "SELECT name FROM sqlite_master") == tables, name
+
+
+def test_a_file_that_another_process_keeps_locked_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qreward.judge.cache.PATIENCE", 0.2)
+    path = tmp_path / "cache"
+    judged(path, quick(score(7)))
+
+    async def use(judge: Judge) -> int:
+        began = asyncio.get_running_loop().time()
+        verdicts = await asyncio.gather(*(judge.score(*item) for item in items(10)))
+        assert asyncio.get_running_loop().time() - began < 10 * 0.2
+        return len(verdicts)
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert cached(path, quick(score(7)), use) == 10
+    assert execute(path, "SELECT count(*) FROM answers") == [(1,)]
 
 
 def entry(number: int, text: str) -> CacheEntry:

@@ -164,7 +164,10 @@ async def test_the_stages_share_one_time_limit_and_each_leaves_its_successors_so
     assert now() == 7 + 8
     assert len(late.value.__notes__) == 1
     await cascade.batch_score([("p", "r")], timeout=8)
-    assert [stage.given[1]["timeout"] for stage in (first, second, third)] == [4.0, 2.0, 2.0]
+    assert [stage.given[1]["timeout"] for stage in (first, second, third)] == [4.0, 2.0, 2.0], "the first took more than its time"
+    quick, last = Scripted(lambda *_: (1.0, 0.0), 1.0), Scripted(lambda *_: (1.0, 0.0), 1.0)
+    await Cascade([quick, last]).batch_score([("p", "r"), ("p", "s")], timeout=120)
+    assert last.given[0]["timeout"] == 119.0
 
 
 async def test_no_time_left_is_a_timeout_before_the_next_stage_is_asked() -> None:

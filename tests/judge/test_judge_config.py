@@ -77,7 +77,7 @@ async def test_settings_make_a_judge_with_all_that_they_say() -> None:
 
 
 async def test_a_verdict_is_named_by_its_place_and_its_own_scale_counts_where_no_other_is_set() -> None:
-    for settings, score in (({}, 0.25), ({"scale": (0, 4)}, 0.5)):
+    for settings, score in (({}, 0.25), ({"scale": (1, 3)}, 0.5)):
         assert (await used({"model": "m", "verdict": f"{__name__}:Limited", **settings}, '{"points": 2}'))[0] == [score]
     for wrong in ("nowhere.at_all:Limited", f"{__name__}:Missing", "json:loads", "graded", f"{__name__}:Endless"):
         with pytest.raises(ConfigError):

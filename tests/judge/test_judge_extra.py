@@ -37,6 +37,16 @@ def test_other_fields_of_an_item_are_not_sent_and_come_back_with_its_result() ->
     assert pickle.loads(pickle.dumps(batch[0].extra)) == batch[0].extra
 
 
+def test_a_field_that_resembles_a_missing_one_fails_its_item_and_others_may_have_any_name() -> None:
+    allowed: list[Any] = ["preference", "deference", "prompt_id", 0, None, ("a", "b")]
+    items: list[Any] = [{"prompt": "p", "response": "r", name: "x", 1: 2} for name in [*allowed, "referense", "Reference"]]
+    items.append({"prompt": "p", "response": None, 0: 1})
+    batch = judging(JudgeBackend(always(score(7))), lambda judge: judge.batch_score(items))
+    assert [result.ok for result in batch] == [True] * len(allowed) + [False] * 3
+    assert all("did you mean 'reference'?" in str(result.error) for result in batch[len(allowed) : -1])
+    assert "has no 'response' to judge" in str(batch[-1].error)
+
+
 def test_they_come_back_from_pairs_from_the_cache_and_at_a_deadline_if_they_were_read(tmp_path: Path) -> None:
     async def given() -> AsyncIterator[dict[str, Any]]:
         for number in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import nan
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from test_judge_rubrics import by_words, no, yes
 
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Criterion, Rubric
+from qreward.judge.calls import parser_of
 from qreward.judge.rubric import rubric_of_item
 
 RIGHT = {"name": "right", "instructions": "It is right.", "weight": 3}
@@ -31,7 +33,8 @@ def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> No
     one = Criterion("It is right.", "It is right.")
     good: tuple[tuple[Any, list[Criterion]], ...] = (
         ([RIGHT, SHORT], [right, short]),
-        ([{**RIGHT, "levels": None, "gate": None}, "It is short."], [right, short]),  # tables fill what is missing with None
+        ([{**RIGHT, "levels": None, "gate": nan}, "It is short."], [right, short]),  # tables fill what is missing with None or NaN
+        ([{**SHORT, "weight": nan}], [short]),
         ({"criteria": [RIGHT, SHORT]}, [right, short]),
         ({"right": {"instructions": "It is right.", "weight": 3}}, [right]),
         (json.dumps([RIGHT, SHORT]), [right, short]),
@@ -115,6 +118,21 @@ def test_equal_rubrics_are_prepared_once_and_their_requests_begin_with_the_same_
     begin = texts[0][: texts[0].index("Question, to be answered")]
     assert len(texts) == 2
     assert all(text.startswith(begin) for text in texts)
+
+
+def test_questions_of_equal_form_share_their_parser_and_the_oldest_rubric_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one, other in (
+        ({}, {}),
+        ({"levels": ["a", "b"]}, {"levels": ["x", "y"]}),
+        ({"choices": {"a": 1, "b": 0}}, {"choices": {"x": 1, "y": 0}}),
+    ):
+        assert parser_of(Criterion("n", "One?", **one)) is parser_of(Criterion("m", "Other?", **other))
+    assert parser_of(Criterion("n", "One?", choices={"a": 0, "b": 1})) is not parser_of(Criterion("n", "One?", choices={"a": 1, "b": 0}))
+    monkeypatch.setattr("qreward.judge.requests.MOST_RUBRICS", 3)
+    made: list[Any] = []
+    monkeypatch.setattr("qreward.judge.requests.rubric_of_item", lambda value: made.append(value) or rubric_of_item(value))
+    judged(DecisionBackend(always(None), yes()), [item(f"It is {word}.") for word in "abcdc"], "write")
+    assert made == [f"It is {word}." for word in "abcd"]
 
 
 def test_a_template_may_name_the_rubric_and_pairs_are_compared_by_it() -> None:

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from judge_tools import JudgeBackend, Sent, always, judge_over, judging, now, prefers, refused
+from judge_tools import JudgeBackend, Sent, always, judge_over, judging, prefers, refused
 
-from qreward.errors import ConfigError
-from qreward.judge import Comparison
+from qreward.errors import ConfigError, InvalidResponse
+from qreward.judge import Comparison, Judge
 
 PAIR = ("Name a prime.", "7", "8")
 
@@ -42,15 +42,23 @@ def test_both_orders_are_asked_at_once_and_only_what_is_better_in_both_is_prefer
     assert (tie.preference, tie.score, sorted(vote.score for vote in tie.votes)) == ("tie", 0.5, [0.0, 1.0])
 
 
-async def test_a_tie_in_one_order_is_a_tie_and_the_other_is_not_waited_for() -> None:
-    async def script(sent: Sent) -> str:
-        await asyncio.sleep(90 if sent.text.index("8\n") < sent.text.index("7\n") else 1)
-        return prefers("tie")
+def test_both_orders_count_whichever_arrives_first() -> None:
+    for said, outcome in (("tie", "tie"), ("A", "tie"), (None, "InvalidResponse")):
+        for slow in (True, False):
 
-    backend = JudgeBackend(script)
-    async with judge_over(backend) as judge:
-        comparison, when = await judge.compare(*PAIR), now()
-    assert (comparison.preference, round(when), len(backend.cancelled)) == ("tie", 1, 1)
+            async def script(sent: Sent, slow: bool = slow, said: str | None = said) -> str:
+                swapped = sent.text.index("8\n") < sent.text.index("7\n")
+                await asyncio.sleep(9 if swapped == slow else 1)
+                return prefers("tie") if not swapped else prefers(said) if said else "no idea"
+
+            async def use(judge: Judge) -> tuple[str, int]:
+                try:
+                    found = await judge.compare(*PAIR)
+                except InvalidResponse as error:
+                    return type(error).__name__, 0
+                return found.preference, len(found.votes)
+
+            assert judging(JudgeBackend(script), use, reasks=0) == (outcome, 2 if said else 0), (said, slow)
 
 
 async def test_a_batch_of_pairs_comes_back_in_order_with_failures_as_values() -> None:

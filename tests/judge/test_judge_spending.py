@@ -49,10 +49,12 @@ def test_dollars_and_tokens_count_answers_that_could_not_be_read_and_failures_wh
 def test_votes_that_are_not_waited_for_count_as_not_reported() -> None:
     async def script(sent: Sent) -> Any:
         await asyncio.sleep(1 if sent.params["seed"] < 2 else 60)
-        return score(7)
+        return "?"
 
-    verdict = judging(JudgeBackend(script), lambda judge: judge.score(*QUESTION), PRICED, samples=3, seed=0)
-    assert (verdict.score, verdict.usage.cost, verdict.usage.unreported) == (0.7, 40.0, 1)
+    with pytest.raises(InvalidResponse) as caught:
+        judging(JudgeBackend(script), lambda judge: judge.score(*QUESTION), PRICED, samples=3, seed=0, reasks=0)
+    assert caught.value.usage is not None
+    assert (caught.value.usage.cost, caught.value.usage.unreported) == (40.0, 1)
 
 
 def test_usages_are_added_with_what_is_not_known() -> None:

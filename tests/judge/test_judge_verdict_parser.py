@@ -97,6 +97,38 @@ def test_choices_that_the_scale_leaves_out_are_refused() -> None:
         VerdictParser(model(score=Literal[3]))
 
 
+def test_a_field_that_cannot_have_both_ends_of_the_scale_needs_another_scale() -> None:
+    def limited(kind: Any, **limits: Any) -> Any:
+        return model(score=Annotated[kind, Field(**limits)])
+
+    for verdict, scale, found in (
+        (limited(int, gt=0, lt=6), None, (1, 5)),
+        (limited(int, gt=0, le=5), None, (1, 5)),
+        (limited(float, ge=1, le=5), None, (1, 5)),
+        (limited(float, ge=0), None, (0, 10)),
+        (limited(float, gt=0, lt=1), (0, 1), (0, 1)),
+        (limited(int, gt=0, lt=6), (2, 5), (2, 5)),
+    ):
+        assert VerdictParser(verdict, scale=scale).scale == found
+    for verdict, scale, words in (
+        (limited(float, gt=0, lt=6), None, "score is limited to less than 6, and the scale is 0 to 10; set scale"),
+        (limited(int, gt=0), None, "limited to at least 1, and"),
+        (limited(float, le=5), None, "limited to at most 5, and"),
+        (limited(float, gt=0.5), None, "limited to more than 0.5, and"),
+        (limited(int, ge=1, le=5), (0, 10), "limited to at least 1, and"),
+        (limited(int, gt=0, lt=6), (1, 6), "limited to at most 5, and"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            VerdictParser(verdict, scale=scale)
+    assert VerdictParser(limited(int, ge=1, le=5), scale=(0, 10), score=lambda verdict: verdict.score).scale == (0, 10)
+
+
+def test_a_reward_is_never_outside_of_the_range_by_rounding() -> None:
+    for first, last in product((number / 10 for number in range(-20, 21)), repeat=2):
+        found = reward('{"score": 10}', float, scale=(0, 10), range=(first, last))
+        assert min(first, last) <= found <= max(first, last)
+
+
 class Inflated(BaseModel):
     score: float
 

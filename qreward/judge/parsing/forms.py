@@ -140,13 +140,18 @@ def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
     return None
 
 
-def forms_of(answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool) -> tuple[Form, Form]:
+def forms_of(
+    answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool, of: str = "answer"
+) -> tuple[Form, Form]:
+    """Return the forms for one response and for a pair. ``of`` says in errors what declares ``answer``."""
     form = declared(answer)
     if form is not None and form is not JSON:
         if response_format in ("json_schema", "json_object"):
             raise ConfigError(f"response_format={response_format!r} asks for JSON, and answer for {form.name!r}; leave out one of them")
-        if method == "decide":
-            raise ConfigError("answer has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
+        if method != "write":
+            raise ConfigError(
+                f"{of} has no effect with method={method!r}, as a decision is not written; leave it out, or use method='write'"
+            )
         if form.example is None and prompts == (None, None):
             raise ConfigError(f"answer: the built-in prompt cannot say how to write for {form.name!r}; give your own prompt that says it")
     finds = finds and form is None and response_format in ("auto", "none") and method != "decide"

@@ -32,11 +32,9 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PAIR_NOUN = re.compile(r"^(?:the )?(?:response|assistant|answer) (?=[AB]$)", re.IGNORECASE)
 _SCALE_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
+_BOUNDS = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}", "exclusiveMaximum": "less than {}"}
 _IN_WORDS = {
-    "minimum": "at least {}",
-    "maximum": "at most {}",
-    "exclusiveMinimum": "more than {}",
-    "exclusiveMaximum": "less than {}",
+    **_BOUNDS,
     "multipleOf": "a multiple of {}",
     "minLength": "at least {} characters",
     "maxLength": "at most {} characters",
@@ -116,6 +114,14 @@ class FieldKind(NamedTuple):
     options: Mapping[str, Any] = {}
     numerals: tuple[tuple[float, Any], ...] = ()
     limits: Scale | None = None
+    bounds: Mapping[str, float] = {}
+
+    def check(self, name: str | None, scale: Scale) -> None:
+        """Raise ``ConfigError`` if the field ``name`` cannot have the scores of the scale."""
+        for bound, number in self.bounds.items():
+            if scale[0] < number if bound.lower().endswith("minimum") else scale[1] > number:
+                limit = _IN_WORDS[bound].format(shown(number))
+                raise ConfigError(f"{name} is limited to {limit}, and the scale is {shown(scale[0])} to {shown(scale[1])}; set scale")
 
 
 class VerdictSchema(Generic[M]):
@@ -275,11 +281,23 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
         numbers = [number for number, _ in numerals]
         return FieldKind(True, numerals=tuple(numerals), limits=(min(numbers), max(numbers)))
     if values and all(value is float or _numeral(value) is not None for value in values):
+        parts = [_inclusive(part) if part.get("type") == "integer" else part for part in parts]
         low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))
-        return FieldKind(True, limits=(float(max(low)), float(min(high))) if low and high else None)
+        bounds = {name: float(parts[0][name]) for name in _BOUNDS if name in parts[0]} if len(parts) == 1 else {}
+        return FieldKind(True, limits=(float(max(low)), float(min(high))) if low and high else None, bounds=bounds)
     choices = node.get("enum", [])
     texts = bool(choices) and all(isinstance(value, str) and value.strip() for value in choices)
     return FieldKind(options={value: value for value in choices} if texts else {})
+
+
+def _inclusive(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a whole number with ``ge`` and ``le`` in place of ``gt`` and ``lt``."""
+    part = dict(part)
+    if (above := part.pop("exclusiveMinimum", None)) is not None:
+        part["minimum"] = max(part.get("minimum", -inf), above + 1)
+    if (below := part.pop("exclusiveMaximum", None)) is not None:
+        part["maximum"] = min(part.get("maximum", inf), below - 1)
+    return part
 
 
 def _numeral(value: Any) -> float | None:

@@ -117,22 +117,18 @@ class RejectShare:
 
     def __init__(self) -> None:
         self._rejects = LastFailures()
-        self._usual = 0.0  # share of requests that are rejected, moving average; without those sent in a try
-        self._seconds = 0.0  # seconds of an answer, moving average
+        self.usual = 0.0  # share of requests that are rejected, moving average; without those sent in a try
+        self.seconds = 0.0  # seconds of an answer, moving average
         self._quick = False  # the last reject came so soon that the usual share counts
-
-    def ok(self, seconds: float) -> None:
-        self._usual -= self._usual / REMEMBERED
-        self._seconds += (seconds - self._seconds) / REMEMBERED
 
     def is_stray(self, order: int, seconds: float, others: int) -> bool:
         """Record a reject of the ``order``-th request after ``seconds``. Returns whether it is stray.
 
         The reject of the only request in flight never is.
         """
-        self._quick = others * seconds <= (1.0 / STRAY - 1.0) * self._seconds
+        self._quick = others * seconds <= (1.0 / STRAY - 1.0) * self.seconds
         least = self._least(STRAY, CHANCE)
-        self._usual += (1.0 - self._usual) / REMEMBERED
+        self.usual += (1.0 - self.usual) / REMEMBERED
         return not self._rejects.add(order, order, least) and others > 0
 
     def is_usual(self, rejected: int, requests: int) -> bool:
@@ -140,7 +136,7 @@ class RejectShare:
         return rejected < self._least(TRY_STRAY, TRY_CHANCE)[min(LAST, requests)]
 
     def _least(self, share: float, chance: float) -> list[int]:
-        steps = ceil(log(max(share, USUAL * self._usual if self._quick else 0.0), GRID))
+        steps = ceil(log(max(share, USUAL * self.usual if self._quick else 0.0), GRID))
         return least_failures(min(MOST_STRAY, GRID**steps), chance, LAST)
 
 
@@ -155,7 +151,9 @@ class FixedLimit(ConcurrencyLimit):
         self._closed_at = -inf
 
     def ok(self, now: float, sent_at: float, _tokens: int | None, _inflight: int) -> None:
-        self._rejects.ok(now - sent_at)
+        rejects = self._rejects
+        rejects.usual -= rejects.usual / REMEMBERED
+        rejects.seconds += (now - sent_at - rejects.seconds) / REMEMBERED
         self._clean += 1
         if self._clean >= min(PATIENCE, 4 * self.limit):
             self._move(2 * self.limit, "answers")
@@ -248,8 +246,10 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._round.peak = max(self._round.peak, inflight)
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
-        if now >= self._blame_until:
-            self._rejects.ok(now - sent_at)
+        if now >= self._blame_until:  # not a method of its own: hot path
+            rejects = self._rejects
+            rejects.usual -= rejects.usual / REMEMBERED
+            rejects.seconds += (now - sent_at - rejects.seconds) / REMEMBERED
         self._clean += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)

@@ -279,6 +279,9 @@ class RequestMerger(Waiter):
             request.refused_by = None if kind is FailureKind.TRANSIENT else source  # 424: the server failed, so its length is not wrong
             kind = FailureKind.REFUSED
         elif kind is FailureKind.TRANSIENT and isinstance(outcome.error, RequestError) and outcome.error.status_code is not None:
+            with self.driver.engine.lock:
+                if source in self._limits:
+                    self._limits[source].record_failure(count)
             # sent whole once more, because most failures of servers are not the fault of an item
             if count > 1 and (request.split is not None or request.tries) and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED

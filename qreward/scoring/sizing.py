@@ -23,6 +23,9 @@ LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
 request of this client."""
 MOST_PATIENCE = 64  # maximum number of requests that must be answered after a rejection before a longer request is tried
+FAILURES = 3
+"""Number of failures of lists that were longer than all that were answered between them, after which such lists are too long. In an outage,
+lists of any length fail."""
 REFUSED_PATIENCE = 1000  # minimum number of requests that must be answered after a refusal before a longer request is tried
 
 
@@ -104,12 +107,16 @@ class EndpointLimits:
     and each time that it fails, twice as many requests must be answered before the next one.
     """
 
-    __slots__ = ("_answers", "_cap", "_patience", "_rejections", "_reported", "_usual", "limits", "service")
+    __slots__ = (
+        "_answered", "_answers", "_cap", "_failed", "_failures", "_patience", "_rejections", "_reported", "_usual", "limits", "service",
+    )  # fmt: skip
 
     def __init__(self, usual: MergeLimits, cap: int | None) -> None:
         self._cap, self._reported = cap, usual.items
         self._patience = 1  # number of answers before a longer request is tried
         self._rejections = self._answers = 0
+        self._failures, self._failed = 0, MOST + 1  # failures in a row of longer lists than were answered, and the shortest of these lists
+        self._answered = 0  # items of the longest list that was answered since the last failure
         self.limits = self._usual = usual.with_items(cap)
         self.service = ServiceTimeModel()
 
@@ -138,9 +145,22 @@ class EndpointLimits:
         else:  # the length was not the cause
             self.limits, self._rejections = self._usual, 0
 
+    def record_failure(self, items: int) -> None:
+        """Record that the server failed (a status of 5xx) with a list. A longer list than it has memory for makes some servers fail."""
+        if self._failures and not 0 < self._answered < items:
+            return
+        self._failures, self._failed = self._failures + 1, min(self._failed, items)
+        if self._failures >= FAILURES and self._answered:
+            self._patience, self._answers = min(max(MOST_PATIENCE, 2 * self._patience), REFUSED_PATIENCE), 0
+            self.limits = self.limits.with_items(self._answered)
+        self._answered = 0
+
     def record_answer(self, now: float, items: int, seconds: float) -> None:
         self.service.add(now, items, seconds)
         self._rejections = 0
+        self._answered = max(self._answered, items)
+        if items >= self._failed:
+            self._failures, self._failed = 0, MOST + 1
         if self.limits is not self._usual:
             self._answers += 1
             if self._answers >= self._patience:

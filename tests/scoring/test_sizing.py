@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from merge_tools import MODEL, ListBackend, Script, client_of, endpoint, flat, in_turn, leftovers, overloaded, refused, texts
+from merge_tools import MODEL, ListBackend, Script, broken, client_of, endpoint, flat, in_turn, leftovers, overloaded, refused, texts
 
 from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
@@ -28,6 +28,39 @@ def longest(items: int, outcome: Any, seconds: float) -> Script:
         return outcome if len(given) > items else None
 
     return work
+
+
+async def test_a_server_that_fails_long_lists_gets_shorter_ones_from_then_on() -> None:
+    """It has no memory for more than 64 items. In seven batches, half of all lists failed when a failure taught nothing."""
+    backend = ListBackend(longest(64, broken(), 0.3))
+    async with client_of(backend, endpoint("a", 2, "openrlhf"), timeout=None) as client:
+        for _ in range(7):
+            assert not (await client.batch_score(texts(4000), MODEL)).errors
+    assert sum(size > 64 for size in backend.sizes) < 0.1 * len(backend.sizes)
+    assert max(backend.sizes[-63:]) == 64
+
+
+def test_failures_of_lists_show_that_they_are_too_long_only_if_shorter_ones_are_answered_between_them() -> None:
+    """Lists in order, positive if they are answered -> the longest list from then on."""
+    table: list[tuple[list[int], int | None]] = [
+        ([64, -128, 64, -128, 64, -128], 64),
+        ([64, -128, 32, -256, 64, -100], 64),
+        ([64, -128, 64, 128, -128, 64, -128], None),
+        ([64, *[-128] * 20, 64, *[-128] * 20], None),
+        ([64, -128, 128, -128, 128, -128, 128], None),
+        ([64, -64, 64, -64, 64, -64], None),
+    ]
+    wrong = {}
+    for number, (lists, most) in enumerate(table):
+        known = EndpointLimits(MergeLimits(), None)
+        for items in lists:
+            if items > 0:
+                known.record_answer(0.0, items, 1.0)
+            else:
+                known.record_failure(-items)
+        if known.limits.items != most:
+            wrong[number] = known.limits.items
+    assert not wrong
 
 
 async def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:

@@ -152,6 +152,7 @@ def check_header(name: object, value: object) -> str:
     """Return the name of a header if the header can be sent, or raise ``ValueError``. The message never contains the value."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
         word = re.split(r"[:\s]", str(name))[0]  # the rest may be the value, if ``name`` is a whole header line
+        word += " ..." * (word != str(name))
         raise ValueError(f"{word!r} is not a header name; give the name alone, such as 'X-Api-Key'")
     if not isinstance(value, str) or not value.isprintable() or not value.isascii():
         raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")

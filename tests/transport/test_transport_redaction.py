@@ -203,6 +203,6 @@ async def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(he
     outcome = await backend.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
     _check(outcome, headers)
     assert isinstance(outcome, Failure)
-    assert str(next(iter(headers))) in str(outcome.error)
+    assert str(next(iter(headers))).split()[0] in str(outcome.error), "what follows a blank may be a secret"
     assert isinstance(outcome.error, BadRequest)
     await backend.aclose()

@@ -174,7 +174,7 @@ class LearnedRate:
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self.limiter is None:
             self.limiter = Gcra(seen)
-            self._accepted, self._began, self._held_since = {}, now + hint, now + hint
+            self._accepted, self._began, self._held_since = {}, now, now + hint
         elif self._raised:
             self.limiter.rate = max(min(seen, self.limiter.rate), self.limiter.rate / (1 + self._raised))
         else:

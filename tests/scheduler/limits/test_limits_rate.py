@@ -166,7 +166,7 @@ def test_a_reject_of_a_rate_that_was_not_raised_lowers_it() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
-    now = busy(pace, now + 1.0, 15, 8)
+    now = busy(pace, now, 15, 8)
     pace.hinted(now, 0.1)
     assert pace.rate == pytest.approx(SHARE * 8, rel=0.03)
 

@@ -229,6 +229,8 @@ class StreamAccumulator:
         """Drop what earlier chunks had already. Some servers, such as MiniMax, end a stream with the whole message."""
         document = jsonio.read_object(chunk.body)
         for choice, raw in zip(chunk.choices, (each for each in document["choices"] if isinstance(each, dict)), strict=True):
+            if isinstance(raw.get("delta"), dict):
+                continue
             if (known := self._choices.get(choice.index)) is not None:
                 said, repeated = known.text(), joined(choice.delta.get("content")).strip()
                 if said.strip() and repeated not in ("", said.strip()):

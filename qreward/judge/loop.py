@@ -313,7 +313,7 @@ class ItemCalls(Waiter):
             self.ended.set_result(with_trail(late, trail))
         else:
             sender.trail, sender.endpoint = trail, cut[-1].endpoint if cut else sender.endpoint
-            self.end(late)
+            self.end(self.settled(late))
 
     def late(self) -> RequestTimeout:
         model, common = self.calls[0].judge_model.model, self.common
@@ -361,6 +361,11 @@ class ItemCalls(Waiter):
         self.outcomes[place] = outcome
         if self.waiting and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
+
+    def settled(self, late: QRewardError) -> Any:
+        """Return the outcome of the item if its calls without an outcome end with ``late``: decided by the others if they suffice."""
+        decided = self.decide([late if outcome is None else outcome for outcome in (self.sender or self).outcomes])
+        return late if decided is None or isinstance(decided, QRewardError) else decided
 
     def end(self, decided: Any) -> None:
         """End the item and those that wait with it with the decided outcome or an error."""
@@ -564,7 +569,8 @@ class ItemBatch(BatchWaiter):
             if make_error is None:
                 self._drop(item)
             else:
-                item.end(make_error())
+                error = make_error()
+                item.end(item.settled(error) if isinstance(error, DeadlineExceeded) else error)
 
     def _drop(self, item: ItemCalls) -> None:
         del self._live[item]

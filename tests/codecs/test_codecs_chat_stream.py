@@ -313,6 +313,12 @@ def test_the_first_output_is_what_the_model_says_and_not_the_beginning_of_a_mess
         assert read(chunk(delta, index=1)).has_output
 
 
+def test_a_whole_message_of_one_choice_beside_a_delta_of_another_is_no_repetition() -> None:
+    both = {"choices": [{"index": 0, "message": {"content": "hello"}, "finish_reason": "stop"}, {"index": 1, "delta": {"content": "ld"}}]}
+    whole = assembled([chunk({"content": "hello"}), chunk({"content": "wor"}, index=1), HEAD | both])
+    assert [choice["message"]["content"] for choice in whole.document()["choices"]] == ["hello", "world"]
+
+
 def test_a_chunk_of_another_choice_adds_no_text_and_does_not_end_the_first() -> None:
     found = read(chunk({"content": "a"}, index=1, finish="stop"))
     assert (found.text, found.finish_reason) == ("", None)

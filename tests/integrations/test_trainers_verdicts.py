@@ -93,7 +93,7 @@ async def test_a_line_that_a_full_disk_has_cut_off_damages_no_later_line_and_is_
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, data: write(file, data[:-9]))
         await made.score_many(ITEMS, step=1)
-    await made.score_many(ITEMS, step=2)
+    await rewarder(tmp_path / "v.jsonl").score_many(ITEMS, step=2)
     assert [line["step"] for line in read_verdicts(tmp_path / "v.jsonl")] == [1, 1, 2, 2, 2]
     said = [record.getMessage() for record in caplog.records]
     assert [text.partition(": ")[2] for text in said] == ["No space left on device", "1 damaged lines were left out"]

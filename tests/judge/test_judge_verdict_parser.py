@@ -111,7 +111,7 @@ def test_a_field_that_cannot_have_both_ends_of_the_scale_needs_another_scale() -
     ):
         assert VerdictParser(verdict, scale=scale).scale == found
     for verdict, scale, words in (
-        (limited(float, gt=0, lt=6), None, "score is limited to less than 6, and the scale is 0 to 10; set scale"),
+        (limited(float, gt=0, lt=6), None, "score is limited to less than 6, and the scale is 0 to 10; set a scale within it"),
         (limited(int, gt=0), None, "limited to at least 1, and"),
         (limited(float, le=5), None, "limited to at most 5, and"),
         (limited(float, gt=0.5), None, "limited to more than 0.5, and"),

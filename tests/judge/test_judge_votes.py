@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_tools import QUESTION, JudgeBackend, Sent, always, broken, judge_over, judging, now, score
 
-from qreward.errors import QRewardError, RequestError, ServerError
+from qreward.errors import DeadlineExceeded, QRewardError, RequestError, ServerError
 from qreward.judge import Judge, Verdict, Vote
 from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, confidence_of, quorum
 from qreward.judge.config import Settle
@@ -102,6 +102,18 @@ async def test_in_a_batch_a_vote_that_cannot_save_its_item_is_cancelled() -> Non
         assert round(now()) == 1
     counts = batch.stats.endpoints["a"]
     assert (batch.stats.failed, len(backend.cancelled), counts.cancelled, counts.won) == (20, 20, 20, 40)
+
+
+@pytest.mark.parametrize("limit", ["deadline", "timeout"])
+async def test_when_the_time_is_over_the_votes_that_are_there_decide_if_they_suffice(limit: str) -> None:
+    items = [(f"q{number}", "a") for number in range(2)]
+    backend = JudgeBackend(voting((1, 6), (1, 6), (900, 2), (1, 6), (900, 6), (900, 6)))
+    async with judge_over(backend, samples=3) as judge:
+        options: dict[str, Any] = {limit: 10.0}
+        batch = await judge.batch_score(items, **options)
+    assert batch[0].value is not None
+    assert batch[0].value.score == 0.6
+    assert isinstance(batch[1].error, {"deadline": DeadlineExceeded, "timeout": RequestError}[limit])
 
 
 SETTLES: tuple[Settle, ...] = ("majority", "mean", "median")

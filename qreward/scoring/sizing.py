@@ -103,8 +103,9 @@ class EndpointLimits:
     """Learns how long requests to one endpoint may be, for items of one kind. ``cap`` is the maximum number of items that the client sets.
 
     Text Embeddings Inference has a queue slot for each item, and rejects a longer request as if it had no capacity: shorter requests are
-    then tried. A request was also too long if it was refused and both of its halves were accepted. A longer request is tried again later,
-    and each time that it fails, twice as many requests must be answered before the next one.
+    then tried. A request was also too long if it was refused and both of its halves were accepted, or if the server failed with such
+    requests several times, and answered shorter ones in between. A longer request is tried again later, and each time that it fails, twice
+    as many requests must be answered before the next one.
     """
 
     __slots__ = (

@@ -119,7 +119,7 @@ class RejectShare:
         self._rejects = LastFailures()
         self.usual = 0.0  # share of requests that are rejected, moving average; without those sent in a try
         self.seconds = 0.0  # seconds of an answer, moving average
-        self._quick = False  # the last reject came so soon that the usual share counts
+        self._quick = False  # the last reject outside of a try came so soon that the usual share counts
 
     def is_stray(self, order: int, seconds: float, others: int) -> bool:
         """Record a reject of the ``order``-th request after ``seconds``. Returns whether it is stray.

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from random import Random
 
-from qreward.scheduler.limits.concurrency import ConcurrencyLimit
+from qreward.scheduler.limits.concurrency import ConcurrencyLimit, Reject
 from qreward.scheduler.source import Source, make_source
 from qreward.settings.policies import Limits
 from simulation.agenda import Agenda
@@ -46,9 +46,9 @@ class Known(Fixed):
     def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int, /) -> None:
         self._good += 1
 
-    def rejected(self, _now: float, _sent_at: float, hint: float | None, _others: int, /) -> bool:
+    def rejected(self, _now: float, _sent_at: float, _order: int, hint: float | None, _others: int, /) -> Reject:
         good, self._good = self._good, 0
-        return hint is not None or good < self.limit / 2
+        return Reject.AWAY if hint is not None or good < self.limit / 2 else Reject.STRAY
 
 
 class SlowStartAimd(Fixed):
@@ -80,12 +80,12 @@ class SlowStartAimd(Fixed):
             self.limit = min(MOST, nice(self.limit + more, up=True))
         self._good, self._peak = 0, inflight
 
-    def rejected(self, now: float, _sent_at: float, _hint: float | None, others: int, /) -> bool:
+    def rejected(self, now: float, _sent_at: float, _order: int, _hint: float | None, others: int, /) -> Reject:
         if now - self._cut_at >= self.COOLDOWN:
             self._starting, self._cut_at = False, now
             self.limit = max(LEAST, nice(int(self.limit * self.CUT), up=False))
             self._good, self._peak = 0, others
-        return True
+        return Reject.AWAY
 
 
 def nice(limit: int, *, up: bool) -> int:
@@ -125,12 +125,12 @@ class Gradient2(Fixed):
             self._update(self._seconds / self._answers)
             self._open(now)
 
-    def rejected(self, now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
+    def rejected(self, now: float, _sent_at: float, _order: int, _hint: float | None, _others: int, /) -> Reject:
         if now - self._dropped_at >= self.SAMPLE_SECONDS:
             self._dropped_at = now
             self._set(self._estimate * self.CUT)
             self._open(now)
-        return True
+        return Reject.AWAY
 
     def _update(self, short: float) -> None:
         self._samples += 1

@@ -123,11 +123,10 @@ class Replica:
         command = [str(python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), "--host", "127.0.0.1"]
         settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(self.core)}
         self._close()
-        self._said = self.output.open("ab")
+        said = self._said = self.output.open("ab")
         command += ["--port", str(self.port), *self.options]
-        streams = {"stdout": self._said, "stderr": self._said}
         folder, whole = self.output.parent, clean_environment() | OFFLINE | settings
-        self._process = subprocess.Popen(command, env=whole, cwd=folder, start_new_session=True, **streams)
+        self._process = subprocess.Popen(command, env=whole, cwd=folder, start_new_session=True, stdout=said, stderr=said)
 
     def wait(self) -> None:
         """Wait until the server is ready."""

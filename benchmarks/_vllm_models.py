@@ -53,7 +53,7 @@ def make(folder: Path) -> None:
     save(Qwen3ForCausalLM(shape(512, 8, 8)), folder / "reader", tokens)
     save(Qwen3ForCausalLM(shape()), folder / "embedder", tokens)
     save(spread(Qwen3ForSequenceClassification(shape(num_labels=1))), folder / "reward", tokens)
-    names = {"id2label": LABELS, "label2id": {name: number for number, name in LABELS.items()}}
+    names: dict[str, Any] = {"id2label": LABELS, "label2id": {name: number for number, name in LABELS.items()}}
     save(spread(Qwen3ForSequenceClassification(shape(num_labels=3, **names))), folder / "classes", tokens)
 
 

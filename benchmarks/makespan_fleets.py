@@ -15,7 +15,7 @@ from fakes.lower_bound import lower_bound
 from qreward.testing import FakeEndpoint, Faults, Latency, Phase
 
 Conversation = list[dict[str, str]]
-Endpoints = list[FakeEndpoint]
+Endpoints = Sequence[FakeEndpoint]
 
 TOKENS, SIGMA = 200.0, 0.5  # mean and spread of the lognormal output lengths
 HANGING, DIES_AT = 0.05, 0.2  # share of requests; share of the bound of the same fleet without a dying endpoint

@@ -121,8 +121,9 @@ def predicted(world: PulledWorld) -> dict[str, Any]:
 def main() -> None:
     args = arguments()
     if args.markdown:
-        run = load(args.json)
-        rewrite_section(PAGE, "prefix-sockets" if "sockets" in run else "prefix", (over_sockets if "sockets" in run else section)(run))
+        saved = load(args.json)
+        name, text = ("prefix-sockets", over_sockets) if "sockets" in saved else ("prefix", section)
+        rewrite_section(PAGE, name, text(saved))
         return
     if args.sockets:
         measured_over_sockets(args)

@@ -56,7 +56,7 @@ def _entry(records: Sequence[Record], policy: str) -> str:
 def gain(records: Iterable[Record], policy: str) -> float:
     """Return the gain of a policy in one cell: the makespan of ``pull`` divided by that of the policy, as the median over the seeds."""
     spans = {(record["policy"], record["seed"]): record["makespan"] for record in records}
-    return median(spans[BASE, seed] / span for (name, seed), span in spans.items() if name == policy)
+    return float(median(spans[BASE, seed] / span for (name, seed), span in spans.items() if name == policy))
 
 
 MISS = ("workload", "replicas", "policy", "figure", "reached", "target")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -110,7 +110,7 @@ class Workload:
         return jobs
 
 
-def ideal(jobs: list[PrefixJob]) -> int:
+def ideal(jobs: Iterable[PrefixJob]) -> int:
     """Return the fewest prompt tokens that must be computed for the jobs."""
     return ideal_prefill([job.request() for job in jobs])
 

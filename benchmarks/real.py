@@ -191,7 +191,7 @@ def report(run: dict[str, Any]) -> str:
             found.setdefault((record["world"], record["client"]), []).append(record)
 
     def middle(records: Sequence[dict[str, Any]], name: str) -> float:
-        return median(record[name] for record in records)
+        return float(median(record[name] for record in records))
 
     single, prefix = [], []
     for (world, client), records in found.items():

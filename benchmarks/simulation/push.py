@@ -51,6 +51,7 @@ class PushWorld(Stage):
     def __init__(self, seed: str) -> None:
         super().__init__(seed)
         self._pool: Any = Pool("push", [], None, Queue())  # type: ignore[arg-type]  # tasks need a pool; it has no balancer
+        self._servers: dict[Source, Server] = {}
         self._waiting: dict[Source, deque[Task]] = {}
         self._given: dict[Source, int] = {}
 
@@ -58,7 +59,7 @@ class PushWorld(Stage):
         """Add a server. Only the limit of the source from ``make`` is used."""
         server = self._server(spec, self._report)
         source = make(f"s{len(self.sources)}", self.rng, self)
-        source.endpoint = server
+        self._servers[source] = server
         self.sources.append(source)
         self._waiting[source], self._given[source] = deque(), 0
         return server
@@ -96,11 +97,11 @@ class PushWorld(Stage):
         attempt = task.attempt = Attempt(task, source, self.agenda.now)
         source.tally.sent += 1
         self.agenda.at(self.agenda.now + TIMEOUT, self._expire, attempt)
-        source.endpoint.receive(attempt)
+        self._servers[source].receive(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
         if not attempt.ended:
-            attempt.source.endpoint.stop(attempt)
+            self._servers[attempt.source].stop(attempt)
             self._report(attempt, GIVEN_UP)
 
     def _report(self, attempt: Attempt, outcome: Outcome) -> None:

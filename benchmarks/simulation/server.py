@@ -104,8 +104,8 @@ class Server:
     def _done(self, attempt: Attempt) -> None:
         outcome, job, limits = self.held.pop(attempt), attempt.task.payload, self._said.pop(attempt, None)
         if outcome is None:
-            usage = (job.prompt, max(1, round(job.tokens))) if self.spec.usage else (None, None)
-            outcome = Answer(None, *usage, limits)
+            prompt, tokens = (job.prompt, max(1, round(job.tokens))) if self.spec.usage else (None, None)
+            outcome = Answer(None, prompt, tokens, limits)
         else:
             self._engine.wasted += job.tokens + self._prefill
         for door in self._charged:

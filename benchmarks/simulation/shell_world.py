@@ -14,6 +14,7 @@ from qreward.engine.driver import Engine, Single
 from qreward.engine.fleet import Fleet
 from qreward.errors import QRewardError
 from qreward.scheduler.outcome import Answer, Failure, Outcome
+from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import RequestOptions, Task
 from qreward.settings.policies import Endpoint, Limits, Priority
@@ -78,7 +79,8 @@ class ShellWorld(Stage):
 
     async def _run(self, until: float, jobs: Input) -> None:
         loop = asyncio.get_running_loop()
-        engine = self._engine = Engine(self.scheduler(), lambda: Wire(self), clock=loop.time)
+        engine: Engine[Scheduler] = Engine(self.scheduler(), lambda: Wire(self), clock=loop.time)
+        self._engine = engine
         self._fleet = Fleet(engine, [self._endpoint(place) for place in range(len(self.servers))], ())
         self.sources += self._fleet.sources()
         pump = self.pump = Pump(self.agenda, loop)

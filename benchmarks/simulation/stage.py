@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from qreward.scheduler.outcome import Answer, Outcome
@@ -104,9 +104,9 @@ class Watched(Scheduler):
         super().submit(now, task)
         self._examine(self.out[before:])
 
-    def refill(self, now: float, feed: BatchFeed) -> None:
+    def refill(self, now: float, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
         before = len(self.out)
-        super().refill(now, feed)
+        super().refill(now, feed, again)
         self._examine(self.out[before:])
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unfinished, WireRequest, ending_of
+from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unfinished, WireRequest, ending_of
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -66,7 +66,7 @@ def _completion_type() -> Any:
     return ChatCompletion
 
 
-class ChatCodec:
+class ChatCodec(Codec):
     """Encodes requests to ``POST /chat/completions``, and decodes the responses. Inputs are messages."""
 
     path = "/chat/completions"
@@ -254,7 +254,7 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
         return jsonio.read_object(self.body)
 
 
-class PassthroughCodec:
+class PassthroughCodec(Codec):
     """Encodes ``POST`` requests to any route of a server, whose whole body is in the parameters, and decodes the responses."""
 
     def __init__(self, path: str, native: bool = True) -> None:
@@ -270,9 +270,6 @@ class PassthroughCodec:
         if not document:
             raise Malformed("the answer is an empty object")
         return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
-
-    def validate(self, inputs: Any) -> Any:
-        return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         prompts = call.params.get("prompt")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, ending_of
+from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN
 from qreward.codecs.questions import (
     MOST_LETTERS,
@@ -88,12 +88,11 @@ class _Encoded(NamedTuple):
     keys: list[Any]
 
 
-class Dialect(ABC):
+class Dialect(Codec, ABC):
     """Encodes requests for decisions to one kind of API, and decodes the answers. Subclasses set the attributes, write questions and read
     answers."""
 
     name: str
-    path: str
     most_questions = 64
     most_options = 26
     types: ClassVar[Types]

@@ -203,7 +203,7 @@ class EndpointConnection:
     def encoded(self, call: WireRequest) -> tuple[str, bytes, Mapping[str, str] | None]:
         """Return the path, the body and the additional headers of a request. Raises ``BadRequest``."""
         endpoint, codec, headers = self.endpoint, call.codec, call.headers
-        path = self.root + codec.path if getattr(codec, "native", False) else codec.path
+        path = self.root + codec.path if codec.native else codec.path
         body = codec.encode(call, self.renamed.get(call.model, call.model))
         if endpoint.send_priority and call.level is not None and "priority" not in call.params:
             body = b'%b,"priority":%d}' % (body[:-1], call.level)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, Unbound, WireRequest, ending_of
+from qreward.codecs.base import Codec, Malformed, Unbound, WireRequest, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output, tokens_of
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.server_info import Load
@@ -314,15 +314,12 @@ class Operation(Unbound):
         self.item = item
         self.check = check
 
-    def validate(self, inputs: Any) -> Any:
-        return inputs  # ``MergeSpec`` reads each item with ``item``
-
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
 
 
-class ListCodec:
+class ListCodec(Codec):
     """Encodes the requests and decodes the responses of one operation, for one kind of server.
 
     To support another server, write a subclass, set its attributes, and override the methods in which the server differs.
@@ -351,8 +348,6 @@ class ListCodec:
             rows_in = "rewards"
     """
 
-    path: str
-    native: ClassVar[bool] = False
     member: ClassVar[str] = "input"
     texts: ClassVar[bool] = True
     pairs: ClassVar[bool] = False
@@ -448,9 +443,6 @@ class ListCodec:
     def outputs(self, values: list[Any]) -> list[float] | None:  # noqa: ARG002 - for subclasses
         """Return the size of each item's generated text, or None if the operation generates no text."""
         return None
-
-    def validate(self, inputs: Any) -> Any:
-        return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return self.operation.estimate_tokens(call)

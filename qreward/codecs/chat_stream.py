@@ -81,13 +81,6 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
     return _read_leniently(event, model)
 
 
-def whole_chunk(body: bytes, model: str) -> ChatChunk:
-    chunk = _read_leniently(Event(body), model)
-    if chunk is None:
-        raise Malformed("the answer has no choices")
-    return chunk
-
-
 def _text(choices: list[ChunkChoice]) -> str:
     return "".join([joined(choice.delta.get("content")) for choice in choices if choice.index == 0])
 
@@ -282,7 +275,7 @@ class StreamAccumulator:
 
     def document(self) -> dict[str, Any]:
         whole: dict[str, Any] = {}
-        for body in (*self._edges, self._usage_body):
+        for body in self.heads():
             for name, value in jsonio.read_object(body).items():
                 if name not in _OF_STREAMS and value is not None:
                     whole[name] = (whole.get(name) or value) if name in _FIRST else value

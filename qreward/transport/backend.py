@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec
-from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
+from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
 from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
@@ -454,7 +454,8 @@ class ChatStream:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
             outcome = self._connection.outcome_of(reply, self._call)
             self._settle(outcome)
-            return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
+            chunk = read_chunk(Event(reply.body), self._call.model) if isinstance(outcome, Answer) else None
+            return [] if chunk is None else [chunk]
         chunks = self._chunks(self._parser.finish())
         if self.outcome is None:
             # without a length, a cut and the end of the body look alike

@@ -398,12 +398,6 @@ class ChatStream:
             if on_close is not None:
                 on_close()
 
-    async def __aenter__(self) -> ChatStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     def _settle(self, outcome: Answer | Failure | Cancelled) -> None:
         if self.outcome is None:
             self.outcome = outcome

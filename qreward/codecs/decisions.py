@@ -544,9 +544,8 @@ class DecisionCodec(Unbound):
         self._known: dict[tuple[object, ...], Dialect] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
-        """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet, or must use another one."""
-        found = self._known.get(_key_of(endpoint, model))
-        return found if found is None or endpoint.decisions in (None, found.name) else None
+        """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet."""
+        return self._known.get(_key_of(endpoint, model))
 
     def is_certain(self, endpoint: Endpoint, model: str) -> bool:
         return endpoint.decisions is not None or self.known(endpoint, model) is not None
@@ -607,7 +606,7 @@ def refuses_body(error: Exception) -> bool:
 
 
 def _key_of(endpoint: Endpoint, model: str) -> tuple[object, ...]:
-    return endpoint.name, endpoint.base_url, endpoint.kind, endpoint.decision_labels, model
+    return endpoint.name, endpoint.base_url, endpoint.kind, endpoint.decisions, endpoint.decision_labels, model
 
 
 def status_of(error: Exception) -> int:

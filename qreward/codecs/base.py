@@ -97,10 +97,7 @@ class TransportError(Exception):
 
     def __init__(self, message: str, *, sent: bool = True, timeout: bool = False, local: bool = False, malformed: bool = False) -> None:
         super().__init__(message)
-        self.sent = sent
-        self.timeout = timeout
-        self.local = local
-        self.malformed = malformed
+        self.sent, self.timeout, self.local, self.malformed = sent, timeout, local, malformed
 
 
 # what a finish_reason means

@@ -290,7 +290,6 @@ def _bar() -> Any:
 
 
 def is_on(variable: str) -> bool:
-    """Return whether an environment variable turns a feature on."""
     return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 

@@ -102,7 +102,6 @@ class ChatCodec(Codec):
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for the ``finish_reason`` of a failed response."""
         ending = ending_of(reason)
         if ending is not None and ending in self.failures:
             raise Unfinished(ending)
@@ -130,7 +129,6 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def tokens_of(messages: Iterable[Mapping[str, Any]]) -> float:
-    """Return an estimate of the tokens of messages."""
     return sum(len(joined(message.get("content"))) for message in messages) / CHARS_PER_TOKEN
 
 

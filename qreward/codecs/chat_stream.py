@@ -123,7 +123,6 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
 
 
 def tells_usage_only(chunk: Any) -> bool:
-    """Return True for a chunk with usage and without choices, which is the last chunk of a stream."""
     return not chunk.choices and chunk.usage is not None
 
 

@@ -84,7 +84,6 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage in a decoded response; None if the usage is not an object."""
     if not isinstance(raw, dict):
         return None
     responses_api = "input_tokens" in raw and "prompt_tokens" not in raw

@@ -167,8 +167,7 @@ class Channel:
 
 
 def _program() -> str:
-    """Return the name of the program, without its arguments, which may hold keys."""
-    path = Path(sys.argv[0] if sys.argv else "")
+    path = Path(sys.argv[0] if sys.argv else "")  # without the arguments, which may hold keys
     return (path.parent.name if path.name == "__main__.py" else path.name) or "python"  # ``python -m package``
 
 

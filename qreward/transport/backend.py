@@ -302,7 +302,6 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
 
 
 def connection_key(endpoint: Endpoint) -> list[object]:
-    """Return the settings on which the connections of an endpoint depend."""
     timeouts = endpoint.timeouts
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
     threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None

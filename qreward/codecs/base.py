@@ -82,6 +82,13 @@ class Unfinished(Exception):
         self.ending = ending
 
 
+class WithoutText(msgspec.Struct, gc=False):
+    """Base of decoded responses that have no text."""
+
+    def text(self) -> str:
+        return ""
+
+
 class Reply(msgspec.Struct, eq=False):
     """Holds a complete HTTP response. The names in ``headers`` are case-insensitive."""
 

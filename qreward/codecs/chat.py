@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unfinished, WireRequest, ending_of
+from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unfinished, WireRequest, WithoutText, ending_of
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -241,12 +241,9 @@ def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> d
     return {"id": "", "object": kind, "created": 0, "model": model, **own, "choices": choices}
 
 
-class PassthroughAnswer(msgspec.Struct, gc=False):
+class PassthroughAnswer(WithoutText, gc=False):
     body: bytes
     usage: Usage | None
-
-    def text(self) -> str:
-        return ""
 
     def build(self) -> Any:
         return jsonio.read_object(self.body)

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-import msgspec
-
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, ending_of
+from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, WithoutText, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN
 from qreward.codecs.questions import (
     MOST_LETTERS,
@@ -54,7 +52,7 @@ _MOST_QUESTIONS = 4096  # that are cached
 _DECLINED = "the model declined to answer"
 
 
-class DecisionReply(msgspec.Struct):
+class DecisionReply(WithoutText, gc=True):
     """Holds the answers to a request for decisions, or to all parts of a divided one. ``found`` has the answer to each question."""
 
     questions: tuple[Question, ...]
@@ -65,9 +63,6 @@ class DecisionReply(msgspec.Struct):
     @property
     def answers(self) -> tuple[DecisionAnswer, ...]:
         return answers_of(self.questions, self.found)
-
-    def text(self) -> str:
-        return ""
 
     def build(self) -> Decision:
         return Decision(self.answers, self.model, self.usage)

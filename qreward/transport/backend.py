@@ -322,7 +322,6 @@ DRAIN = 0.1
 The openai SDK waits equally long."""
 
 _OPTIONS = "stream_options"
-_REFUSALS = (400, 422)
 _DONE = b"[DONE]"
 _BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
 _NO_STREAM = (b"{", b"[", b"<")  # first bytes of JSON or HTML; no line of an event starts with them
@@ -490,7 +489,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
     cap = connection.endpoint.max_response_bytes
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
-    refused = body.status in _REFUSALS
+    refused = body.status in OTHER_BODY
     if ours and refused:
         reply = await body.read_whole(cap)
         if _OPTIONS.encode() not in reply.body:

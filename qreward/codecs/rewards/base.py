@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Codec, Malformed, Unbound, WireRequest, ending_of
+from qreward.codecs.base import Codec, Malformed, Unbound, WireRequest, WithoutText, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output, tokens_of
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.server_info import Load
@@ -243,16 +243,13 @@ class ItemAnswer(msgspec.Struct, gc=False):
         return first if isinstance(first, dict) else {}
 
 
-class ListAnswer(msgspec.Struct, gc=False):
+class ListAnswer(WithoutText, gc=False):
     items: list[Any]
     usage: Usage | None
     each: Sequence[Usage | None] | None
     sizes: list[float]
     outputs: list[float] | None = None
     kind: type[ItemAnswer] = ItemAnswer
-
-    def text(self) -> str:
-        return ""
 
     def build(self) -> list[Any]:
         """Return the values. Raises the error of the first failed item."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -53,17 +53,10 @@ class ChatAnswer(msgspec.Struct, gc=False):
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        built = jsonio.build(_completion_type(), self.body, partial(completed, "chat.completion", "message", self.model))
+        built = jsonio.build("chat.ChatCompletion", self.body, partial(completed, "chat.completion", "message", self.model))
         if len(built.choices) > 1:
             built.choices.sort(key=lambda choice: choice.index)
         return built
-
-
-@cache
-def _completion_type() -> Any:
-    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-    return ChatCompletion
 
 
 class ChatCodec(Codec):

@@ -63,9 +63,7 @@ class ChatChunk(msgspec.Struct, gc=False):
         return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
-        from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-        return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
+        return jsonio.build("chat.ChatCompletionChunk", self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:

@@ -36,9 +36,7 @@ class EmbeddingsAnswer(WithoutText, gc=False):
     usage: Usage | None
 
     def build(self) -> Any:
-        from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-        response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))
+        response = jsonio.build("CreateEmbeddingResponse", self.body, partial(_completed, self.model))
         order = parsing.order_of([item.index for item in response.data])
         response.data = response.data if order is None else [response.data[place] for place in order]
         return response

@@ -291,16 +291,13 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
 
 class Choices(ItemAnswer, gc=False):
     def build(self) -> Any:
-        from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-        return [CompletionChoice.construct(**{"logprobs": None, **choice}) for choice in self.value]
+        kind = jsonio.openai_type("CompletionChoice")
+        return [kind.construct(**{"logprobs": None, **choice}) for choice in self.value]
 
 
 class Moderated(ItemAnswer, gc=False):
     def build(self) -> Any:
-        from openai.types import Moderation  # noqa: PLC0415
-
-        return Moderation.construct(**self.value)
+        return jsonio.openai_type("Moderation").construct(**self.value)
 
 
 class Operation(Unbound):

@@ -66,7 +66,6 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
 
 
 def _settings_of_rolls_judge(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in the keys of ROLL's own judge."""
     names = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt", "judge_model_type")
     model, urls, key, prompt, kind = (getattr(worker, name, None) for name in names)
     if kind not in (None, "api"):

@@ -92,7 +92,6 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
 async def score_rows(
     adapter: Adapter, rows: Sequence[Mapping[str, Any]], config: RewardConfig, step: int | None = None
 ) -> list[dict[str, Any]]:
-    """Score the items in the columns of ``rows``, and return the results for verl."""
     made = adapter.rewarder(config)
     scored = await made.score_many([plain(adapter.item(row, config)) for row in rows], step=step)
     return [result_of(each, config) for each in scored]

@@ -1,8 +1,4 @@
-"""Sends the requests of the openai SDK, and of libraries built on it or on httpx, to all endpoints of a client.
-
-Bodies and answers are passed through unchanged, whatever the ``finish_reason`` is, which the program must check. Inputs of embedding
-requests are merged with those of other calls. An error has the header ``x-should-retry: false``, because the scheduler has already retried.
-"""
+"""Sends the requests of the openai SDK, and of libraries built on it or on httpx, to all endpoints of a client."""
 
 from __future__ import annotations
 

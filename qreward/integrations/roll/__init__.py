@@ -1,7 +1,6 @@
 """Rewards of a judge or a reward model in ROLL: a reward worker, a rollout loop and a group filter that drop what could not be judged.
 
-``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. ROLL drops unknown keys of a worker. The
-settings are therefore in ``reward_manager_config``, a list of mappings that ROLL does not validate.
+ROLL drops unknown keys of a worker, but does not validate ``reward_manager_config``, a list of mappings, which has the settings.
 """
 
 from __future__ import annotations

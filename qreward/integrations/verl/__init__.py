@@ -1,8 +1,4 @@
-"""Rewards of a judge or a reward model in verl, which loads them by the name of this package.
-
-``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`.
-``reward.reward_manager.source=importlib`` uses ``QRewardManager``, which is imported on first access, because only this class needs verl.
-"""
+"""Rewards of a judge or a reward model in verl, which loads them by the name of this package."""
 
 from __future__ import annotations
 

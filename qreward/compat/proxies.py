@@ -119,7 +119,6 @@ class OpenAIChatProxy:
         return completion.choices[0].message.content
 
     async def chat_completion(self, messages: Any, model: str, **options: Any) -> Any:
-        """Return the text of the response."""
         await self._bucket()
         return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
 
@@ -144,7 +143,6 @@ class OpenAIChatProxy:
         return self.client.batch_stream_chat_completion(self._paced(batch_messages), model, **self._options(options))
 
     async def embeddings(self, *, sentences: Any = None, model: str | None = None, **options: Any) -> list[Any]:
-        """Return the embeddings as openai ``Embedding`` objects."""
         return (await self.client.embeddings(sentences, model or "", **options)).data
 
     async def batch_embeddings(
@@ -193,8 +191,6 @@ class ProxyGroup:
 
 
 class ModelRouter:
-    """Selects a group of proxies by model."""
-
     def __init__(self) -> None:
         self._groups: dict[str, ProxyGroup] = {}
 

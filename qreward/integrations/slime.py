@@ -1,8 +1,6 @@
 """Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. This module does not need slime.
 
-slime awaits the functions in one event loop of one process, and an exception ends the run. slime needs a number for each sample, and trains
-on it unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is chosen
-so that the reward hardly changes the baseline.
+slime trains on each sample unless ``sample.remove_sample`` is set, and still counts the number of a removed sample in the baseline.
 """
 
 from __future__ import annotations

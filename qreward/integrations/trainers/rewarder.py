@@ -1,8 +1,4 @@
-"""The base of the trainers' adapters. An adapter turns rows of data into items, a rewarder scores them, and both know no trainer.
-
-A process has one rewarder for each settings, and one client for each configuration. They are made without an event loop, may be used from
-any number of loops and threads, and are closed in all loops when the process ends.
-"""
+"""The base of the trainers' adapters. An adapter turns rows of data into items, a rewarder scores them, and both know no trainer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Rewards of a judge or a reward model in verl, which loads them by the name of this package.
-
-``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`.
-``reward.reward_manager.source=importlib`` uses ``QRewardManager``, which is imported on first access, because only this class needs verl.
-"""
+"""Rewards of a judge or a reward model in verl, which loads them by the name of this package."""
 
 from __future__ import annotations
 
@@ -92,7 +88,6 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
 async def score_rows(
     adapter: Adapter, rows: Sequence[Mapping[str, Any]], config: RewardConfig, step: int | None = None
 ) -> list[dict[str, Any]]:
-    """Score the items in the columns of ``rows``, and return the results for verl."""
     made = adapter.rewarder(config)
     scored = await made.score_many([plain(adapter.item(row, config)) for row in rows], step=step)
     return [result_of(each, config) for each in scored]

@@ -15,7 +15,6 @@ import msgspec
 from pydantic import BaseModel
 
 from qreward import options
-from qreward.callables import load_object
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_whole
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
@@ -25,7 +24,6 @@ from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.forms import JSON, Form
 from qreward.judge.parsing.schema import VerdictSchema
-from qreward.spelling import did_you_mean
 
 _ENCODER = msgspec.json.Encoder()
 _KEYS = msgspec.json.Encoder(enc_hook=repr)
@@ -294,11 +292,3 @@ def bounds(name: str, value: object) -> tuple[float, float]:
         if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
             return float(low), float(high)
     raise ConfigError(f"{name} must be two finite numbers, such as (0, 1), not {_shown(value)}")
-
-
-def verdict_named(name: str) -> type[BaseModel]:
-    if name in NAMED:
-        return NAMED[name]
-    if ":" not in name:
-        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}; {did_you_mean(name, NAMED)}")
-    return load_object(name, "verdict", "my_verdicts:Correct")  # type: ignore[no-any-return]

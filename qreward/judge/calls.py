@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import isfinite
 from string import ascii_uppercase
 from typing import Any, Literal, NamedTuple
 
@@ -18,10 +17,10 @@ from qreward.codecs.decisions import DecisionCodec, DecisionReply
 from qreward.codecs.error_body import one_line
 from qreward.codecs.questions import DecisionInput, valid_input
 from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
+from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import (
     JUDGE,
-    LOG,
     DecidedReply,
     ModelReply,
     Reply,
@@ -299,8 +298,13 @@ class DecidingModel:
         return DecidedReply(answer.found, fingerprint_of(answer.model, None, None))
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
+        answers: Sequence[FoundAnswer | QRewardError]
+        if isinstance(reply, DecidedReply):
+            answers = reply.found
+        else:  # of the cache, as ``DecidedReply.text`` has written it
+            answers = [(tuple(numbers), mass, confidence) for confidence, mass, *numbers in msgspec.json.decode(reply.text)]
         found = list[FoundAnswer]()
-        for place, each in enumerate(reply.found if isinstance(reply, DecidedReply) else self._from_text(reply.text)):
+        for place, each in enumerate(answers):
             if isinstance(each, QRewardError):
                 raise self._unreadable(place, str(each))
             if each[1] is not None and each[1] < self._least:
@@ -319,14 +323,6 @@ class DecidingModel:
 
     def _unreadable(self, place: int, why: str) -> Unreadable:
         return Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
-
-    def _from_text(self, text: str) -> list[FoundAnswer]:
-        found = list[FoundAnswer]()
-        for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
-            if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
-                raise ValueError("the answer is to another question")
-            found.append((tuple(numbers), mass, confidence))
-        return found
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
         return f"model {self.model!r} gave no verdict: {reason}"

@@ -37,7 +37,8 @@ class LoopWorker:
         self._context = queue.context.copy()  # a copy, because two event loops cannot run in the same context at once
         self._settings = queue.settings  # the settings of the next batch
         self._seconds: deque[float] = deque(maxlen=LATEST)  # durations of the latest batches
-        self._last_sent = -inf  # when the latest batch was sent
+        self._first_sent: float | None = None  # when the first and the latest batch were sent
+        self._last_sent = -inf
         self._woken = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -126,6 +127,8 @@ class LoopWorker:
             batch = self.queue.batch_type(self.queue, items, self._settings.max_batch_size, now)
             self.batches.add(batch)
             self._last_sent = now
+            if self._first_sent is None:
+                self._first_sent = now
             self._settings = self.queue.settings
             self.queue.counters.sent([now - item.arrived for item in items])
             batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
@@ -177,8 +180,13 @@ class LoopWorker:
         linger, running, slots = self._settings.batch_wait_timeout_s, len(self.batches), self.queue.settings.max_concurrent_batches
         if not linger and not running:  # fast path for the usual case
             return self.collector.first(), inf
-        ready, at = [], inf
-        paced = self._last_sent + median_low(self._seconds) / slots if running and self._seconds else -inf
+        ready, at, paced = [], inf, -inf
+        if running and self._seconds:
+            paced = self._last_sent + median_low(self._seconds) / slots
+        elif running and self._first_sent is not None and slots > 1:
+            # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch.
+            # Without a pause, the first slots would run batches of one item.
+            paced = 2 * self._last_sent - self._first_sent
         for each in self.collector.queues():
             soonest = each.items[0].arrived + linger if linger else paced
             if soonest <= now or self._closing or each.cost >= self._settings.max_batch_size:

@@ -54,6 +54,19 @@ async def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
     assert asks(full, 10.0, 3, flush=True) == (2, 10.0)
 
 
+async def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
+    worker = forming(1, slots=8)
+    gone: list[tuple[float, int]] = []
+    for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
+        if now:
+            put(worker, now)
+        count, _ = asks(worker, now, len(gone))
+        if count:
+            worker._first_sent, worker._last_sent = 0.0, now
+            gone.append((now, count))
+    assert gone == [(0.0, 1), (1.0, 1), (2.0, 1), (4.0, 2), (8.0, 4)]
+
+
 class WantsOther(Exception):
     """Keeps another argument than it is made with."""
 

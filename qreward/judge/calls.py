@@ -298,13 +298,8 @@ class DecidingModel:
         return DecidedReply(answer.found, fingerprint_of(answer.model, None, None))
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        answers: Sequence[FoundAnswer | QRewardError]
-        if isinstance(reply, DecidedReply):
-            answers = reply.found
-        else:  # of the cache, as ``DecidedReply.text`` has written it
-            answers = [(tuple(numbers), mass, confidence) for confidence, mass, *numbers in msgspec.json.decode(reply.text)]
         found = list[FoundAnswer]()
-        for place, each in enumerate(answers):
+        for place, each in enumerate(reply.found if isinstance(reply, DecidedReply) else self._from_text(reply.text)):
             if isinstance(each, QRewardError):
                 raise self._unreadable(place, str(each))
             if each[1] is not None and each[1] < self._least:
@@ -323,6 +318,14 @@ class DecidingModel:
 
     def _unreadable(self, place: int, why: str) -> Unreadable:
         return Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
+
+    def _from_text(self, text: str) -> list[FoundAnswer]:
+        found = list[FoundAnswer]()
+        for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
+            if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 for number in numbers):
+                raise ValueError("the answer is to another question")
+            found.append((tuple(numbers), mass, confidence))
+        return found
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
         return f"model {self.model!r} gave no verdict: {reason}"

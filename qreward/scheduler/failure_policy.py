@@ -178,8 +178,11 @@ class FailurePolicy:
         return wait, None, best
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule, *, ejected: bool) -> bool:
-        """Return whether a failure counts as one of the task's attempts. At a source that is out of service, or while nobody is answered, it
-        counts if it has ``ejected`` the source, or if the task has had many."""
+        """Return whether a failure counts as one of the task's attempts.
+
+        At a source that is out of service, or while nobody is answered, it counts if it has ``ejected`` the source, or if the task has had
+        many.
+        """
         if not rule.hurts_health or (source.health.in_service and not _is_nobody_answered(task)):
             return True
         if failure.kind is FailureKind.UNREACHABLE:  # if it counted, four dead sources would fail a task beside a healthy one
@@ -197,7 +200,7 @@ class FailurePolicy:
 
 
 def _is_nobody_answered(task: Task) -> bool:
-    """Return whether no source of the pool has answered since the task first failed, and other tasks fail too, so that it is not the cause."""
+    """Return whether no source of the pool has answered since the task first failed, and others fail too, so that it is not the cause."""
     pool = task.pool
     return pool.failing >= OUTAGE and (not task.failures or task.failures[0][1] >= pool.answered_at)
 

@@ -24,7 +24,7 @@ from qreward.results import Usage
 
 
 class RankingScorer(FakeScorer):
-    """Scores a response, which is a number, with this number; a group with ``late`` gets no ranking."""
+    """Scores a response, which is a number or ends with a message of a number, with this number; a group with ``late`` gets no ranking."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class RankingScorer(FakeScorer):
             error = RequestTimeout("no ranking")
             error.usage = Usage(total_tokens=40)
             raise error
-        return Ranking(tuple(map(float, responses)), (0.1,) * len(responses), usage=Usage(total_tokens=100))
+        return Ranking(tuple(float(each if isinstance(each, str) else each[-1]["content"]) for each in responses), (0.1,) * len(responses), usage=Usage(total_tokens=100))
 
 
 RANKED = SETTINGS | {"rank": "scores"}
@@ -100,6 +100,17 @@ async def test_trl_ranks_the_completions_of_a_prompt_unless_they_are_spread_over
     assert await trainer.call(ranked, ["0.2", "0.9", "0.3", "0.4"], prompts) == [0.2, 0.9, 0.3, 0.4]
     own = reward(judge=RankingScorer(), rank="advantages")  # type: ignore[arg-type]
     assert await trainer.call(own, ["0.2", "0.9", "0.3", "0.4"], prompts) == pytest.approx([-1.0, 1.0, -1.0, 1.0])
+
+
+async def test_trl_ranks_the_completions_of_a_prompt_together_whether_or_not_they_called_a_tool(scorer: RankingScorer) -> None:
+    def said(text: str) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "content": text}]
+
+    ask = [{"role": "user", "content": "2 + 2?"}]
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}, {"role": "tool", "content": "4"}]
+    group = [said("0.2"), [*calls, *said("0.9")], [*calls, *calls, *said("0.5")], [*calls, {"role": "assistant", "content": None}]]
+    assert await Trainer().call(reward(RANKED), group, [ask] * 4) == [0.2, 0.9, 0.5, None]
+    assert [(each["prompt"], each["responses"]) for each in scorer.ranked] == [(ask, ["0.2", *group[1:3]])]
 
 
 async def test_slime_ranks_a_group_and_refuses_to_rank_a_sample(scorer: RankingScorer) -> None:

@@ -15,7 +15,8 @@ from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import verl as function_module
-from qreward.integrations.verl import ADAPTER, compute_score, plain, settings_of
+from qreward.integrations.trainers.texts import plain
+from qreward.integrations.verl import ADAPTER, compute_score, settings_of
 
 KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 

@@ -113,3 +113,14 @@ def conversation(prompt: Any, completion: Any, *, whole: bool = False) -> tuple[
         return prompt, content
     texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
     return prompt, "\n".join(texts) if len(texts) == len(content) else [message]
+
+
+def plain(value: Any) -> Any:
+    """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(inner) for inner in value]
+    return value

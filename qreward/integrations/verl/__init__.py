@@ -17,6 +17,7 @@ from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.settings import merged, read_reward_settings
+from qreward.integrations.trainers.texts import plain
 from qreward.spelling import closest
 
 __all__ = ["compute_score", "compute_scores"]
@@ -94,7 +95,7 @@ async def score_rows(
 ) -> list[dict[str, Any]]:
     """Score the items in the columns of ``rows``, and return the results for verl."""
     made = adapter.rewarder(config)
-    scored = await made.score_many([plain(adapter.item(row, config)) for row in rows], step=step)
+    scored = await adapter.score(made, rows, step=step)
     return [result_of(each, config) for each in scored]
 
 
@@ -131,17 +132,6 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
             known = load_reward_config(settings, place=known.place)
         _CONFIGS[key] = _GROUPS.checked(known)
     return known
-
-
-def plain(value: Any) -> Any:
-    """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(inner) for inner in value]
-    return value
 
 
 def __getattr__(name: str) -> Any:

@@ -126,7 +126,7 @@ async def test_slime_ranks_a_group_and_refuses_to_rank_a_sample(scorer: RankingS
         await slime.reward(args, sample("0.2"))
 
 
-def test_verl_ranks_in_its_batch_manager(scorer: RankingScorer) -> None:
+def test_a_batch_of_verl_is_ranked_and_has_lists_of_one_length(scorer: RankingScorer) -> None:
     extras = [{"question": each, "num_turns": turns} for turns, each in enumerate("pqpq")]
     found = verl.compute_scores(["d"] * 4, ["0.2", "0.5", "0.9", "0.4"], ["t"] * 4, extras, **RANKED)
     assert [each["score"] for each in found] == [0.2, 0.5, 0.9, 0.4]
@@ -135,6 +135,8 @@ def test_verl_ranks_in_its_batch_manager(scorer: RankingScorer) -> None:
         verl.compute_scores(["d"] * 2, ["0.2", "late"], ["t"] * 2, extras[::2], **RANKED)
     found = verl.compute_scores(["d"] * 2, ["0.2", "late"], ["t"] * 2, extras[::2], **RANKED, on_failure=-1)
     assert [(each["score"], each["judge_ok"]) for each in found] == [(-1.0, 0.0), (-1.0, 0.0)]
+    with pytest.raises(ValueError, match="'solution_strs': 2, 'ground_truths': 1"):
+        verl.compute_scores(["d"] * 2, ["0.2", "0.9"], ["t"], extras[:2], **RANKED)
 
 
 async def test_trainers_that_pass_one_response_refuse_to_rank_before_the_first_request(scorer: RankingScorer) -> None:
@@ -142,7 +144,7 @@ async def test_trainers_that_pass_one_response_refuse_to_rank_before_the_first_r
     for adapter in (AREAL, OPENRLHF, ROLL):
         with pytest.raises(ConfigError, match=f"rank: scores is not possible with {adapter.trainer}, which does not pass the responses"):
             adapter.checked(config)
-    with pytest.raises(QRewardError, match="verl's manager batch with the function compute_scores"):
+    with pytest.raises(QRewardError, match="verl, which scores each sample by itself; leave it out, or call compute_scores"):
         await verl.compute_score("d", "0.2", "t", {"question": "p"}, **RANKED)
     assert scorer.ranked == []
 

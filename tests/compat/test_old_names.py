@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ from qreward import BadRequest, CircuitOpen, ClientClosed, ConfigError, QRewardC
 from qreward.compat import GONE, KEPT
 from qreward.compat.functions import (
     OldConfigWatcher,
+    OldFunction,
     OldScheduleConfig,
     OldScheduleMetrics,
     OldTelemetryExporter,
@@ -25,6 +27,7 @@ from qreward.compat.functions import (
     schedule,
 )
 from qreward.compat.proxies import REPLACED, ModelRouter, OpenAIChatProxy, OpenAIChatProxyManager
+from qreward.functions.config import ScheduleConfig
 from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies
 
@@ -150,6 +153,12 @@ def test_positional_settings_keep_their_order_and_wrong_ones_are_refused() -> No
 def old_schedule(**settings: Any) -> Any:
     with pytest.deprecated_call():
         return schedule(**settings)
+
+
+def test_a_function_of_0_1_7_can_be_pickled_with_the_errors_that_it_retries() -> None:
+    again = pickle.loads(pickle.dumps(OldFunction((KeyboardInterrupt,), max, ScheduleConfig(retry_times=3))))  # as in a closure
+    assert (again.options.exception_types, again.config.retry_times) == ((KeyboardInterrupt,), 3)
+    assert again.call_blocking((1, 2), {}) == 2
 
 
 async def test_an_open_circuit_is_the_error_of_then_and_of_now_also_where_there_is_a_default() -> None:

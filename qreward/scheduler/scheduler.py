@@ -303,7 +303,7 @@ class Scheduler:
             self._hedging = HedgingPolicy(after.hedge, after.retry.attempts)
 
     def check_attempts_again(self, now: float, sources: Sequence[Source]) -> None:
-        """Recompute the times at which attempts in flight are checked for being slow, because the policies or the time limits have changed."""
+        """Recompute the times at which attempts in flight are checked for being slow, because policies or time limits have changed."""
         for source in sources:
             source.look_after = self._hedging.look_after(source)
             if source.attempts:

@@ -36,7 +36,8 @@ class RankingScorer(FakeScorer):
             error = RequestTimeout("no ranking")
             error.usage = Usage(total_tokens=40)
             raise error
-        return Ranking(tuple(float(each if isinstance(each, str) else each[-1]["content"]) for each in responses), (0.1,) * len(responses), usage=Usage(total_tokens=100))
+        scores = tuple(float(each if isinstance(each, str) else each[-1]["content"]) for each in responses)
+        return Ranking(scores, (0.1,) * len(responses), usage=Usage(total_tokens=100))
 
 
 RANKED = SETTINGS | {"rank": "scores"}

@@ -95,11 +95,9 @@ def conversation(prompt: Any, completion: Any, *, whole: bool = False) -> tuple[
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion
-    messages = list(completion)
-    last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
-    if last is None:
-        return prompt, None
-    message = messages[last]
+    messages: list[Mapping[str, Any]] = list(completion)
+    spoken = [(at, message) for at, message in enumerate(messages) if message.get("role") == "assistant"]
+    last, message = spoken[-1] if spoken else (0, {})
     if whole and messages[1:]:
         return prompt, None if is_missing(message) else messages
     if last:

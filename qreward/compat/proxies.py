@@ -41,7 +41,7 @@ class OpenAIChatProxy:
         max_concurrent: int = 64,
         chat_process_func: Callable[[Any], Any] | None = None,
         error_process_func: Callable[[Any], Any] | None = None,
-        timeout: float | None = None,
+        timeout: Any = None,
         rate_limiter_bucket_size: float = 50.0,
         rate_limiter_bucket_period: float = 1.0,
         verify_ssl: bool = True,
@@ -56,7 +56,7 @@ class OpenAIChatProxy:
         self._rate = rate_limiter_bucket_size, rate_limiter_bucket_period
         self._limiter: tuple[asyncio.AbstractEventLoop, AsyncLimiter] | None = None
         self._max_concurrent = max_concurrent
-        self._timeout = timeout or 60.0
+        self._timeouts = Timeouts(attempt=getattr(timeout, "read", timeout) or 60.0)  # seconds, or an httpx.Timeout
         self._temperature = 0.0
         self._process_chat = chat_process_func
         self._process_error = error_process_func
@@ -65,7 +65,7 @@ class OpenAIChatProxy:
     def client(self) -> QRewardClient:
         """The client of the proxy. It is created on first use, with the settings that the proxy has then."""
         limits = Limits(max_concurrency=self._max_concurrent)
-        return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=Timeouts(attempt=self._timeout))])
+        return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=self._timeouts)])
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,7 +82,11 @@ class OpenAIChatProxy:
         return self
 
     def with_timeout(self, timeout: float) -> Self:
-        self._timeout = timeout
+        self._timeouts = Timeouts(attempt=timeout)
+        if "client" in vars(self):
+            config = self.client.config
+            changed = [each.model_copy(update={"timeouts": self._timeouts}) for each in config.endpoints]
+            self.client.reload(config.model_copy(update={"endpoints": tuple(changed)}))
         return self
 
     def with_error_process_func(self, error_process_func: Callable[[Any], Any]) -> Self:

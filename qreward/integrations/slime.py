@@ -137,8 +137,8 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
     indexed = all(sample.group_index is not None for sample in samples)
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, sample in enumerate(samples):
-        noted = sample.metadata.get(NOTE, {}) if isinstance(sample.metadata, dict) else {}
-        if not noted.get("removed"):
+        noted = isinstance(sample.metadata, dict)  # a filter of the user may remove a sample that was judged
+        if not (sample.metadata.get(NOTE, {}).get("removed") if noted else sample.remove_sample):
             groups[sample.group_index if indexed else at // args.n_samples_per_prompt].append(at)
     normal = [0.0] * len(raw)
     for judged in groups.values():

@@ -177,11 +177,12 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
             f"{name} is one of {len(functions)} reward functions, and TRL counts a missing reward of one of them as 0.0; "
             f"combine them by qreward.integrations.trl.combined(...), or choose on_failure: none (it counts as 0.0), raise, or a number"
         )
-    if made.config.rank is not None:
+    ranks = made.config.rank is not None
+    if ranks:
         training = getattr(getattr(trainer, "model", None), "training", True)
         check_groups(name, prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None), training=training)
     step = getattr(given.get("trainer_state"), "global_step", None)
-    scored = await ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
+    scored = await ADAPTER.score(made, rows_of(prompts, completions, given, whole=ranks), step=step)
     if log_metric is not None:
         for metric in Scored(None, None, 0.0).metrics(""):
             total = mean if metric in ("ok", "seconds") else sum

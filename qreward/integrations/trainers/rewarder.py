@@ -34,6 +34,7 @@ from qreward.integrations.trainers.settings import (
     prompt_fields,
     template_fields,
 )
+from qreward.integrations.trainers.texts import plain
 from qreward.integrations.trainers.verdicts import Scored, VerdictFile, writable
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
@@ -249,7 +250,7 @@ class Adapter:
                     f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. There are {listed}."
                 )
             item["prompt"] = ""
-        return item
+        return {field: plain(value) for field, value in item.items()}
 
     async def score(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
         """Score the items of all rows, as :meth:`Rewarder.score_many`."""

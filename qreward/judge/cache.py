@@ -64,6 +64,7 @@ class Cache:
         self._pending: list[CacheEntry] = []
         self._worker: ThreadPoolExecutor | None = None
         self._file: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
 
     async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> Mapping[bytes, ModelReply]:
@@ -90,9 +91,9 @@ class Cache:
 
     def shut(self) -> None:
         """Close the file. The caller must hold ``busy``."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        finalizer, self._finalizer, self._file = self._finalizer, None, None
+        if finalizer is not None:
+            finalizer()
 
     def _close_file(self) -> None:
         with self.busy:
@@ -143,7 +144,7 @@ class Cache:
             raise sqlite3.OperationalError("given up")
         if self._file is None:
             self._file = file = sqlite3.connect(self._path, timeout=PATIENCE, check_same_thread=False)
-            weakref.finalize(self, file.close)
+            self._finalizer = weakref.finalize(self, file.close)
             _to_wal(file)
             file.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last answers, but does not damage the file
             _prepare(file)

@@ -7,6 +7,7 @@ queued again, after full jitter (Brooker, AWS 2015) unless another source is exp
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import NamedTuple
 
@@ -62,8 +63,8 @@ ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
-"""Maximum number of failed attempts that a task records. Until then, failed connections to a source that is out of service are not charged
-to the task, so that the task can wait until the outage ends."""
+"""Maximum number of failed attempts that a task records. A task without a deadline is charged with failed connections to sources that are
+out of service from then on; one with a deadline can wait until the outage ends."""
 
 
 class RetryDecision(NamedTuple):
@@ -124,7 +125,7 @@ class FailurePolicy:
             source.cooldown.uncapped_hint = requested if requested is not None and requested > most else None
             return False
         source.tally.failed += 1
-        source.fault = LastFailure(now, failure.kind, str(failure.error), described(failure))
+        before, source.fault = source.fault, LastFailure(now, failure.kind, str(failure.error), described(failure))
         source.tally.server_errors += (getattr(failure.error, "status_code", None) or 0) >= 500
         if failure.kind in NO_SIGN_OF_LIFE:
             source.silence.ended(source.inflight)
@@ -137,7 +138,8 @@ class FailurePolicy:
         if not (rule.hurts_health or (failure.misconfigured and not source.is_last())):
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
-            task.pool.failing += failure.kind is FailureKind.TRANSIENT and not task.failures
+            is_new = not task.failures and attempt.sent_at >= task.pool.answered_at
+            task.pool.failing += is_new and failure.kind is FailureKind.TRANSIENT
             task_to_blame = not _is_nobody_answered(task, failure) and self._is_task_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
             if task_to_blame or (failure.kind is FailureKind.TIMEOUT and task.overdue):  # it seems to hang at every source
@@ -145,7 +147,9 @@ class FailurePolicy:
         source.failed(now)
         silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
         dead = silent or (isinstance(failure.error, AuthenticationFailed) and not source.tally.ok)
-        dead = dead and (source.tally.ok > 0 or not source.is_last())  # the only source may be a wrong address, if it never answered
+        if dead and source.is_last():  # it may be a wrong address, or an address of several servers of which one is away
+            again = before is not None and before.kind is failure.kind and source.answered_at < before.at <= attempt.sent_at
+            dead = again and source.tally.ok > 0
         return source.health.failed(now, attempt.sent_at, attempt.order, task.number, dead=dead)
 
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
@@ -187,7 +191,7 @@ class FailurePolicy:
         if not rule.hurts_health or (source.health.in_service and not _is_nobody_answered(task, failure)):
             return True
         if failure.kind is FailureKind.UNREACHABLE:  # if it counted, four dead sources would fail a task beside a healthy one
-            return (ejected and self._retry.attempts == 1) or len(task.trail or ()) > MOST_TRAIL
+            return (ejected and self._retry.attempts == 1) or (task.deadline == inf and len(task.trail or ()) > MOST_TRAIL)
         return ejected or len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source, failure: Failure) -> tuple[float, Source | None]:
@@ -207,7 +211,7 @@ def _is_nobody_answered(task: Task, failure: Failure) -> bool:
     """
     pool = task.pool
     is_first = not task.failures or task.failures[0][1] >= pool.answered_at
-    return failure.kind is FailureKind.TRANSIENT and pool.failing >= OUTAGE and is_first
+    return failure.kind is FailureKind.TRANSIENT and min(pool.failing, pool.live) >= OUTAGE and is_first
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:

@@ -270,7 +270,6 @@ def answers_of(questions: Sequence[Question], found: Sequence[FoundAnswer | QRew
 
 
 def too_improbable(label_mass: float, least: float) -> str:
-    """Return why an answer with a label mass below ``least`` is no answer."""
     told = f"all options together have a probability of {label_mass:.4g}"
     return f"{told}, which is less than min_label_mass={least:g}: the model would answer something else"
 

@@ -345,7 +345,10 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
     if "routes" in given:
         given["routes"] = tuple(given["routes"])
     others = {name: value for name, value in settings.items() if name not in ClientConfig.model_fields}
-    return ClientConfig(endpoints=endpoints_of(endpoints or ()), **given), others
+    endpoints = endpoints or ()
+    if isinstance(endpoints, str | Mapping | Endpoint) or not isinstance(endpoints, Iterable):
+        raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
+    return ClientConfig(endpoints=tuple(map(endpoint_of, endpoints)), **given), others
 
 
 def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
@@ -359,12 +362,6 @@ def callback(name: str, given: Callable[..., object] | None) -> Callable[..., ob
     if given is not None and kind_of(given) is not FunctionKind.THREADED:
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
-
-
-def endpoints_of(given: object) -> tuple[Endpoint, ...]:
-    if isinstance(given, str | Mapping | Endpoint) or not isinstance(given, Iterable):
-        raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
-    return tuple(map(endpoint_of, given))
 
 
 def endpoint_of(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:

@@ -212,7 +212,8 @@ def _view(wanted: object, title: str) -> View | None:
         return call
     if not isinstance(wanted, bool) and wanted != "plain":
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
-    if not wanted or _is_another_rank():
+    ranks = (os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK"))
+    if not wanted or any(rank.isdecimal() and int(rank) > 0 for rank in ranks):  # of the ranks of a training, only the first shows it
         return None
     if wanted == "plain":
         return _Lines(title)
@@ -289,13 +290,7 @@ def _bar() -> Any:
 
 
 def is_on(variable: str) -> bool:
-    """Return whether an environment variable turns a feature on."""
     return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
-
-
-def _is_another_rank() -> bool:
-    ranks = (os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK"))
-    return any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
 
 
 def is_notebook() -> bool:

@@ -6,10 +6,4 @@ from qreward.batching.decorator import batch
 from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchRecord, BatchSettings, QueueStats
 
-__all__ = [
-    "BatchQueue",
-    "BatchRecord",
-    "BatchSettings",
-    "QueueStats",
-    "batch",
-]
+__all__ = ["BatchQueue", "BatchRecord", "BatchSettings", "QueueStats", "batch"]

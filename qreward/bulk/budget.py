@@ -29,8 +29,7 @@ FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "
 includes its cost."""
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
-Price = tuple[float, float]
-"""US dollars for a million prompt tokens and a million completion tokens."""
+Price = tuple[float, float]  # US dollars for a million prompt tokens and a million completion tokens
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):

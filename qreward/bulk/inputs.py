@@ -13,7 +13,7 @@ import select
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -28,12 +28,9 @@ LONGEST_LINE = 1 << 27
 """Maximum number of bytes of a line. If a line is longer, the file has no line breaks or is not text."""
 UNREADABLE = (OSError, EOFError, zlib.error)
 NEWLINE = b"\n"
-CHUNK = 1 << 20
-"""Number of bytes of a file that are read at once."""
-WAITED = 0.25
-"""Seconds between two checks whether the input was closed, while standard input gives nothing."""
-ROWS = 1024
-"""Number of rows of a table that are read or written at once."""
+CHUNK = 1 << 20  # number of bytes of a file that are read at once
+WAITED = 0.25  # seconds between two checks whether the input was closed, while standard input gives nothing
+ROWS = 1024  # number of rows of a table that are read or written at once
 
 DIGEST = (1 << 60) - 1
 """The bits of a digest. A larger number would take more memory in Python."""
@@ -100,35 +97,29 @@ class Input:
             return len(self._rows) if isinstance(self._rows, Sequence) else None
         if any(name == STANDARD_INPUT or _suffixes(name) not in [(kind, False) for kind in _TEXT] for name in self.names):
             return None
-        return sum(map(self._count, self.names))
-
-    def _count(self, name: str) -> int:
-        """Return the number of lines in a text file. Blank lines count too; only the progress display uses the number."""
-        lines, last = 0, b"\n"
-        with Path(name).open("rb") as file:
-            while not self._is_closed and (data := file.read(1 << 20)):
-                lines += data.count(b"\n")
-                last = data[-1:]
-        return lines + (last != b"\n")
+        lines = 0  # with blank lines, because only the progress display uses the number
+        for name in self.names:
+            last = NEWLINE
+            with Path(name).open("rb") as file:
+                while not self._is_closed and (data := file.read(CHUNK)):
+                    lines += data.count(NEWLINE)
+                    last = data[-1:]
+            lines += last != NEWLINE
+        return lines
 
     def _next_bytes(self, file: Any) -> bytes:
         """Return the next bytes of a file; nothing after ``close``, also while standard input gives nothing and stays open."""
-        while file is getattr(sys.stdin, "buffer", None) and not _is_ready(file):
-            if self._is_closed:
-                return b""
+        is_standard_input = file is getattr(sys.stdin, "buffer", None)
+        if is_standard_input:
+            with suppress(io.UnsupportedOperation):  # it is no file of the system, and never waits
+                while not select.select([file], [], [], WAITED)[0]:
+                    if self._is_closed:
+                        return b""
         return file.read1(CHUNK)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the calls that still read in other threads. They then return early."""
         self._is_closed = True
-
-
-def _is_ready(file: Any) -> bool:
-    """Return whether a file has bytes or has ended, after a wait of ``WAITED`` seconds at most."""
-    try:
-        return bool(select.select([file], [], [], WAITED)[0])
-    except io.UnsupportedOperation:  # it is no file of the system, and never waits
-        return True
 
 
 def _matching(name: str) -> list[str]:

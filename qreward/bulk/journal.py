@@ -28,16 +28,13 @@ from qreward.errors import ConfigError, QRewardError
 FORMAT = "qreward journal 4"
 STARTED, DONE, FAILED, WITHDRAWN, BATCH = "SDFCB"
 """The kinds of records. A record is a line ``["S", key, tokens, cost, content, checksum]``; docs/how-to/bulk.md describes the format."""
-SYNC = 0.1
-"""Seconds within which a record is synchronised to the disk."""
+SYNC = 0.1  # seconds within which a record is synchronised to the disk
 CHUNK = 1 << 20
 """Number of bytes that are read at once, and of disk space that are reserved at once. If the disk is full, the reservation fails before a
 request is sent."""
 
-CONTINUE = 'continue with --resume force (in Python: resume="force")'
-"""End of a message that refuses to continue a run."""
-SHOWN = 200
-"""Maximum number of characters of a setting in a message."""
+CONTINUE = 'continue with --resume force (in Python: resume="force")'  # end of a message that refuses to continue a run
+SHOWN = 200  # maximum number of characters of a setting in a message
 _UNSENT = ("BadRequest", "ConfigError", "NoEndpoint")
 """Errors of a line for which no request could be made. An error of these classes that a server caused has attempts or a status."""
 

@@ -14,18 +14,7 @@ import msgspec
 from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import Spent
 from qreward.bulk.inputs import DIGEST, InputLine
-from qreward.bulk.journal import (
-    DONE,
-    FAILED,
-    STARTED,
-    Journal,
-    JournalInUse,
-    Record,
-    check_header,
-    decode,
-    read_header,
-    read_records,
-)
+from qreward.bulk.journal import DONE, FAILED, STARTED, Journal, JournalInUse, Record, check_header, decode, read_header, read_records
 from qreward.bulk.outputs import OutputFile, failure_line
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.errors import BadRequest, ConfigError, QRewardError
@@ -85,21 +74,21 @@ class JournalFolder:
     def refresh(self) -> None:
         """Read the records that were written since the last call. Raises ``ConfigError`` and ``OSError``."""
         for path in sorted(self.path.glob("part-*.jsonl.journal")):
-            if (number := path.name[5:].partition(".")[0]).isdecimal():
-                self._read(int(number), path)
-
-    def _read(self, part: int, path: Path) -> None:
-        end = self._ends.get(part, 0)
-        if not end:
-            header = read_header(path)
-            if not header.endswith(b"\n"):
-                return  # another process is writing it
-            check_header(path, header, self._settings, force=self._force)
-            end = len(header)
-        for place, behind, record in read_records(path, end, in_use=True):
-            self._take(part, place, record)
-            end = behind
-        self._ends[part] = end
+            number = path.name[5:].partition(".")[0]
+            if not number.isdecimal():
+                continue
+            part = int(number)
+            end = self._ends.get(part, 0)
+            if not end:
+                header = read_header(path)
+                if not header.endswith(b"\n"):
+                    continue  # another process is writing it
+                check_header(path, header, self._settings, force=self._force)
+                end = len(header)
+            for place, behind, record in read_records(path, end, in_use=True):
+                self._take(part, place, record)
+                end = behind
+            self._ends[part] = end
 
     def _take(self, part: int, place: int, record: Record) -> None:
         kind, key = record.kind, record.key

@@ -78,10 +78,8 @@ def _encoded(value: object) -> bytes:
         return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 
-LINES, PACKED = (".jsonl", ".ndjson"), (".jsonl.gz", ".ndjson.gz")
-"""Endings of the names of output files."""
-_BEGIN = b'{"id":"qreward-'
-"""Begin of each line that this module makes."""
+LINES, PACKED = (".jsonl", ".ndjson"), (".jsonl.gz", ".ndjson.gz")  # endings of the names of output files
+_BEGIN = b'{"id":"qreward-'  # begin of each line that this module makes
 
 
 class OutputFile:
@@ -135,8 +133,7 @@ class OutputFile:
 FINISHED, SOME_FAILED, GO_ON = 0, 1, 75
 """Exit codes. ``FINISHED``: all lines succeeded. ``SOME_FAILED``: some lines failed. ``GO_ON``: the run stopped early and can be continued
 (``EX_TEMPFAIL`` in ``sysexits.h``)."""
-SHOWN = 500
-"""Maximum number of characters of an error's message that are shown."""
+SHOWN = 500  # maximum number of characters of an error's message that are shown
 
 
 @dataclass(frozen=True, slots=True)

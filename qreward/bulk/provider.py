@@ -25,8 +25,7 @@ URLS = frozenset({
     "/v1/images/edits", "/v1/videos",
 })  # fmt: skip
 """Routes that a batch can call, from ``endpoint`` of ``openai.types.BatchCreateParams`` in openai-python 3.54."""
-WINDOW = "24h"
-"""The only ``completion_window`` that OpenAI accepts."""
+WINDOW = "24h"  # the only ``completion_window`` that OpenAI accepts
 METADATA = "qreward"
 """Key in the metadata of a batch. Its value is the batch's tag. If a run did not receive the identifier of the batch, it finds the batch by
 this tag."""
@@ -40,8 +39,7 @@ NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind
 TOO_MANY_TOKENS = "token_limit_exceeded"
 """Error code of a batch that exceeds the limit of tokens that an account may have in the provider's queue."""
 
-PIECE = 1 << 20
-"""Number of bytes of a file that are read at once."""
+PIECE = 1 << 20  # number of bytes of a file that are read at once
 PAGE = 100
 """Number of batches on a page of the provider's list. OpenAI allows no more."""
 PAGES = 20
@@ -139,10 +137,6 @@ def read(kind: type[T], body: bytes) -> T:
         raise Malformed(f"it is not a {kind.__name__} of the Batch API: {error}") from None
 
 
-def next_poll(seconds: float, longest: float) -> float:
-    return min(longest, seconds * POLL_FACTOR)
-
-
 def url_of(call: WireRequest) -> str:
     path = call.codec.path
     return path if path.startswith("/v1/") else f"/v1{path}"
@@ -174,8 +168,7 @@ class HeldBatch(msgspec.Struct):
     id: str | None = None
 
 
-END = b"null"
-"""The event of a batch that has ended."""
+END = b"null"  # the event of a batch that has ended
 
 
 def apply_event(held: dict[int, HeldBatch], number: int, event: bytes) -> None:

@@ -36,23 +36,22 @@ that a run of 10 million lines, whose index takes 1.24 GB, stays within 1.5 GB."
 IDLE = 5.0
 """Seconds without a new line after which files that are not full are sent. The files are then sent, because further lines
 may have to wait for the budget or for the input."""
-AT_ONCE = 256
-"""Number of lines that are processed before other tasks of the event loop run."""
+AT_ONCE = 256  # number of lines that are processed before other tasks of the event loop run
 REPEAT_FOR = 3600.0
 """Seconds for which a failing call is repeated. After this time, the run stops. The batches of the run keep running at the provider."""
-TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}
-"""Kinds of failures after which a call is repeated."""
+TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}  # kinds of failures after which a call is repeated
 
 INPUT_BITS = 0xFFFF
 
 T = TypeVar("T")
-Again = list[tuple[Entry, Failure]]
-"""Lines that must be sent again, each with the failure that is the reason."""
+Again = list[tuple[Entry, Failure]]  # lines that must be sent again, each with the failure that is the reason
 
 
 class Batch:
     def __init__(self, api: BatchApi, folder: Path, url: str) -> None:
         self.api, self.url, self.tag = api, url, ""
+        self.longest = api.endpoint.probe or provider.LONGEST_POLL  # maximum number of seconds between two polls
+        self.first_poll = min(provider.FIRST_POLL, self.longest)  # seconds before the first poll, and before a failed call is repeated
         self.number: int | None = None  # in the journal
         self.id: str | None = None  # at the provider
         self.held: dict[int, Spent] = {}  # key -> maximum cost of the lines that an earlier run sent and this run has not read yet
@@ -63,15 +62,9 @@ class Batch:
         self.spent = NOTHING
         self.since = 0.0
 
-    @property
-    def first_poll(self) -> float:
-        """Seconds before the first poll, and before a failed call is repeated."""
-        return min(provider.FIRST_POLL, self.longest)
-
-    @property
-    def longest(self) -> float:
-        """Maximum number of seconds between two polls."""
-        return self.api.endpoint.probe or provider.LONGEST_POLL
+    def next_poll(self, seconds: float) -> float:
+        """Return the seconds before the next poll or call, after a wait of ``seconds``."""
+        return min(self.longest, seconds * provider.POLL_FACTOR)
 
     def add(self, line: Entry, request: bytes, inputs: int) -> None:
         """Add a line and write its request. Raises ``OSError`` if the disk is full.
@@ -191,7 +184,7 @@ class ProviderBatches:
             except QRewardError as error:
                 self._bulk.finish(entry, Result(0, None, error, None, 0.0, 0.0))
             except OSError as error:
-                self._bulk.stop(_disk(error))
+                self._stop_for(error)
             if self._slots.locked():
                 async with self._slots:  # complete files are waiting, or the next one will
                     pass
@@ -247,6 +240,9 @@ class ProviderBatches:
         self._turns[key[1:]] += 1
         self._group.create_task(self._carry_out(self._collecting.pop(key)))
 
+    def _stop_for(self, error: OSError) -> None:
+        self._bulk.stop(f"the file of a provider batch cannot be written: {error.strerror}; make room beside the output")
+
     # one batch
 
     async def _carry_out(self, batch: Batch) -> None:
@@ -266,7 +262,7 @@ class ProviderBatches:
             except QRewardError as error:
                 self._bulk.stop(f"provider batch {batch.id or 'not created'}: {error}")
             except OSError as error:
-                self._bulk.stop(_disk(error))
+                self._stop_for(error)
             finally:
                 self._following -= 1
                 self._ended.set()
@@ -327,7 +323,7 @@ class ProviderBatches:
                 found = BatchObject(name, "cancelled")
             if found.has_ended:
                 return found
-            wait = provider.next_poll(wait, batch.longest)
+            wait = batch.next_poll(wait)
             await asyncio.sleep(wait)
 
     async def _finish(self, batch: Batch, found: BatchObject) -> None:
@@ -410,7 +406,7 @@ class ProviderBatches:
                 raise failure.error
             pause = max(wait, failure.retry_after or 0.0)
             await asyncio.sleep(pause)
-            waited, wait = waited + pause, provider.next_poll(wait, batch.longest)
+            waited, wait = waited + pause, batch.next_poll(wait)
 
     # results
 
@@ -484,7 +480,3 @@ def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
     failure = connection.failed(reply, call).by_body(EmbeddedError(found.error or "no response"))
     failure.kind = provider.NOT_DONE.get(found.code or "", failure.kind)
     return failure
-
-
-def _disk(error: OSError) -> str:
-    return f"the file of a provider batch cannot be written: {error.strerror}; make room beside the output"

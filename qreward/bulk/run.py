@@ -25,10 +25,8 @@ from qreward.results import EndpointStats, Explanation, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
-REFRESH_INTERVAL = 0.25
-"""Seconds between two refreshes of the progress."""
-SHOWN = 20
-"""Maximum number of bad lines whose error messages a dry run keeps."""
+REFRESH_INTERVAL = 0.25  # seconds between two refreshes of the progress
+SHOWN = 20  # maximum number of bad lines whose error messages a dry run keeps
 
 
 class BulkRun(LineRun):

@@ -26,13 +26,7 @@ from qreward.codecs.rewards.kinds import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, SLOTS, Load, read_load
 from qreward.engine.fleet import resolved
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestError, RequestTimeout
-from qreward.integrations.trainers.settings import (
-    SCORERS,
-    VARIABLE,
-    name_source_in_errors,
-    read_reward_settings,
-    reward_config_of,
-)
+from qreward.integrations.trainers.settings import SCORERS, VARIABLE, RewardConfig, name_source_in_errors, read_reward_settings
 from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.render import text_table
 from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
@@ -143,7 +137,7 @@ def configuration(file: str | None) -> tuple[ClientConfig, tuple[ScorerModel, ..
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if not content.keys() & {"client", *SCORERS}:
         return config_of(content, place), ()
-    found = reward_config_of(content, place)
+    found = place.validated(RewardConfig, content).at(str(place))
     config = found.client or config_from_env()
     with name_source_in_errors(found):
         check_reward_config(found, endpoints_by_pattern(config).items())

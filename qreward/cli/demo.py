@@ -37,8 +37,6 @@ class DemoVerdict(msgspec.Struct, frozen=True):
 
 
 def demo_fleet(requests: int) -> FakeFleet:
-    """Return a fleet of three judges."""
-
     def judge(name: str, per_token: float, **limits: Any) -> FakeEndpoint:
         latency = Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
         return FakeEndpoint(name, models=["judge-*"], responder="judge", latency=latency, **limits)

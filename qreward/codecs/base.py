@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -34,35 +34,32 @@ def hash_of_group(group: object, start: int = 0) -> int:
     return crc32(repr(group).encode("utf-8", "backslashreplace"), start)
 
 
-class Codec(Protocol):
+class Codec:
     """Encodes and decodes one kind of request, such as a chat completion. ``path`` is the path of the API. It is relative to ``base_url``,
-    or to the root of the server if the codec has an attribute ``native`` that is true."""
+    or to the root of the server if ``native`` is true."""
 
-    path: str
+    path: str = ""
+    native: bool = False
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. ``model`` is the model's name at the server. Raises ``BadRequest`` if JSON cannot represent a value."""
+        raise NotImplementedError
 
     def decode(self, body: bytes, call: WireRequest) -> Answered:
         """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
+        raise NotImplementedError
 
     def validate(self, inputs: Any) -> Any:
         """Return the inputs in a form that ``encode`` accepts."""
+        return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
+        raise NotImplementedError
 
 
-class Unbound:
+class Unbound(Codec):
     """Base of codecs in whose place another one encodes the request when an endpoint is chosen; see ``rewards.kinds.bound``."""
-
-    path = ""
-
-    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError("the body depends on the endpoint; bind the call to an endpoint first")
-
-    def decode(self, body: bytes, call: WireRequest) -> Any:  # noqa: ARG002 - as all codecs have it
-        raise TypeError("the response depends on the endpoint; bind the call to an endpoint first")
 
 
 class Malformed(Exception):
@@ -85,6 +82,13 @@ class Unfinished(Exception):
         self.ending = ending
 
 
+class WithoutText(msgspec.Struct, gc=False):
+    """Base of decoded responses that have no text."""
+
+    def text(self) -> str:
+        return ""
+
+
 class Reply(msgspec.Struct, eq=False):
     """Holds a complete HTTP response. The names in ``headers`` are case-insensitive."""
 
@@ -100,10 +104,7 @@ class TransportError(Exception):
 
     def __init__(self, message: str, *, sent: bool = True, timeout: bool = False, local: bool = False, malformed: bool = False) -> None:
         super().__init__(message)
-        self.sent = sent
-        self.timeout = timeout
-        self.local = local
-        self.malformed = malformed
+        self.sent, self.timeout, self.local, self.malformed = sent, timeout, local, malformed
 
 
 # what a finish_reason means

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unfinished, WireRequest, ending_of, is_failure
+from qreward.codecs.base import (
+    ABORTED,
+    WITHHELD,
+    Codec,
+    EmbeddedError,
+    Malformed,
+    Unfinished,
+    WireRequest,
+    WithoutText,
+    ending_of,
+    is_failure,
+)
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -53,20 +64,13 @@ class ChatAnswer(msgspec.Struct, gc=False):
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        built = jsonio.build(_completion_type(), self.body, partial(completed, "chat.completion", "message", self.model))
+        built = jsonio.build("chat.ChatCompletion", self.body, partial(completed, "chat.completion", "message", self.model))
         if len(built.choices) > 1:
             built.choices.sort(key=lambda choice: choice.index)
         return built
 
 
-@cache
-def _completion_type() -> Any:
-    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-    return ChatCompletion
-
-
-class ChatCodec:
+class ChatCodec(Codec):
     """Encodes requests to ``POST /chat/completions``, and decodes the responses. Inputs are messages."""
 
     path = "/chat/completions"
@@ -103,7 +107,6 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message and first.message.content, seen.usage, ending)
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for the ``finish_reason`` of a failed response."""
         ending = ending_of(reason)
         if ending is not None and ending in self.failures:
             raise Unfinished(ending)
@@ -136,7 +139,6 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def tokens_of(messages: Iterable[Mapping[str, Any]]) -> float:
-    """Return an estimate of the tokens of messages."""
     return sum(len(joined(message.get("content"))) for message in messages) / CHARS_PER_TOKEN
 
 
@@ -253,18 +255,15 @@ def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> d
     return {"id": "", "object": kind, "created": 0, "model": model, **own, "choices": choices}
 
 
-class PassthroughAnswer(msgspec.Struct, gc=False):
+class PassthroughAnswer(WithoutText, gc=False):
     body: bytes
     usage: Usage | None
-
-    def text(self) -> str:
-        return ""
 
     def build(self) -> Any:
         return jsonio.read_object(self.body)
 
 
-class PassthroughCodec:
+class PassthroughCodec(Codec):
     """Encodes ``POST`` requests to any route of a server, whose whole body is in the parameters, and decodes the responses."""
 
     def __init__(self, path: str, native: bool = True) -> None:
@@ -280,9 +279,6 @@ class PassthroughCodec:
         if not document:
             raise Malformed("the answer is an empty object")
         return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
-
-    def validate(self, inputs: Any) -> Any:
-        return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         prompts = call.params.get("prompt")

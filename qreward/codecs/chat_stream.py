@@ -63,9 +63,7 @@ class ChatChunk(msgspec.Struct, gc=False):
         return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
-        from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-        return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
+        return jsonio.build("chat.ChatCompletionChunk", self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
@@ -79,13 +77,6 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
         if seen.choices and not seen.error:
             return ChatChunk(body, model, seen.choices, seen.usage, _text(seen.choices))
     return _read_leniently(event, model)
-
-
-def whole_chunk(body: bytes, model: str) -> ChatChunk:
-    chunk = _read_leniently(Event(body), model)
-    if chunk is None:
-        raise Malformed("the answer has no choices")
-    return chunk
 
 
 def _text(choices: list[ChunkChoice]) -> str:
@@ -130,7 +121,6 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
 
 
 def tells_usage_only(chunk: Any) -> bool:
-    """Return True for a chunk with usage and without choices, which is the last chunk of a stream."""
     return not chunk.choices and chunk.usage is not None
 
 
@@ -290,7 +280,7 @@ class StreamAccumulator:
 
     def document(self) -> dict[str, Any]:
         whole: dict[str, Any] = {}
-        for body in (*self._edges, self._usage_body):
+        for body in self.heads():
             for name, value in jsonio.read_object(body).items():
                 if name not in _OF_STREAMS and value is not None:
                     whole[name] = (whole.get(name) or value) if name in _FIRST else value

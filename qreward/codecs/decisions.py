@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-import msgspec
-
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, ending_of
+from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, WithoutText, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN
 from qreward.codecs.questions import (
     MOST_LETTERS,
@@ -54,7 +52,7 @@ _MOST_QUESTIONS = 4096  # that are cached
 _DECLINED = "the model declined to answer"
 
 
-class DecisionReply(msgspec.Struct):
+class DecisionReply(WithoutText, gc=True):
     """Holds the answers to a request for decisions, or to all parts of a divided one. ``found`` has the answer to each question."""
 
     questions: tuple[Question, ...]
@@ -65,9 +63,6 @@ class DecisionReply(msgspec.Struct):
     @property
     def answers(self) -> tuple[DecisionAnswer, ...]:
         return answers_of(self.questions, self.found)
-
-    def text(self) -> str:
-        return ""
 
     def build(self) -> Decision:
         return Decision(self.answers, self.model, self.usage)
@@ -88,12 +83,11 @@ class _Encoded(NamedTuple):
     keys: list[Any]
 
 
-class Dialect(ABC):
+class Dialect(Codec, ABC):
     """Encodes requests for decisions to one kind of API, and decodes the answers. Subclasses set the attributes, write questions and read
     answers."""
 
     name: str
-    path: str
     most_questions = 64
     most_options = 26
     types: ClassVar[Types]
@@ -545,9 +539,8 @@ class DecisionCodec(Unbound):
         self._known: dict[tuple[object, ...], Dialect] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
-        """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet, or must use another one."""
-        found = self._known.get(_key_of(endpoint, model))
-        return found if found is None or endpoint.decisions in (None, found.name) else None
+        """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet."""
+        return self._known.get(_key_of(endpoint, model))
 
     def is_certain(self, endpoint: Endpoint, model: str) -> bool:
         return endpoint.decisions is not None or self.known(endpoint, model) is not None
@@ -613,7 +606,7 @@ def refuses_body(error: Exception) -> bool:
 
 
 def _key_of(endpoint: Endpoint, model: str) -> tuple[object, ...]:
-    return endpoint.name, endpoint.base_url, endpoint.kind, endpoint.decision_labels, model
+    return endpoint.name, endpoint.base_url, endpoint.kind, endpoint.decisions, endpoint.decision_labels, model
 
 
 def status_of(error: Exception) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, Unbound, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Unbound, WireRequest, WithoutText
 from qreward.codecs.chat import CHARS_PER_TOKEN
 from qreward.codecs.rewards import parsing
 from qreward.errors import BadRequest
@@ -30,18 +30,13 @@ class _Embeddings(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(_Embeddings)
 
 
-class EmbeddingsAnswer(msgspec.Struct, gc=False):
+class EmbeddingsAnswer(WithoutText, gc=False):
     body: bytes
     model: str
     usage: Usage | None
 
-    def text(self) -> str:
-        return ""
-
     def build(self) -> Any:
-        from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-        response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))
+        response = jsonio.build("CreateEmbeddingResponse", self.body, partial(_completed, self.model))
         order = parsing.order_of([item.index for item in response.data])
         response.data = response.data if order is None else [response.data[place] for place in order]
         return response

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import math
 import sys
 from array import array
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import NoneType
 from typing import Any
 
@@ -84,7 +86,6 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage in a decoded response; None if the usage is not an object."""
     if not isinstance(raw, dict):
         return None
     responses_api = "input_tokens" in raw and "prompt_tokens" not in raw
@@ -128,7 +129,15 @@ def base64_floats(text: str) -> list[float]:
     return floats.tolist()
 
 
-def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+@cache
+def openai_type(path: str) -> Any:
+    """Return a class of ``openai.types``, such as ``chat.ChatCompletion``. The import takes most of a second, and is often not needed."""
+    module, _, name = f"openai.types.{path}".rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def build(path: str, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    kind = openai_type(path)
     try:
         return kind.model_validate_json(body)
     except ValueError:

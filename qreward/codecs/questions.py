@@ -14,13 +14,10 @@ from qreward.errors import BadRequest
 Input = str | list[dict[str, str]]
 """A text, or messages whose content is text."""
 ROLES = ("system", "developer", "user", "assistant")
-"""Roles of the messages of an input."""
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
 class DecisionInput(NamedTuple):
-    """Holds the input of a call and the questions about the input."""
-
     input: Input
     questions: tuple[Question, ...]
     min_label_mass: float = MIN_LABEL_MASS

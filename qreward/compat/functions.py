@@ -85,6 +85,9 @@ class OldFunction(ScheduledFunction):
         self._types = types
         super().__init__(*settings)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._types, self.body, self.config)
+
     def options_of(self, config: ScheduleConfig) -> Any:
         options = super().options_of(config)
         options.exception_types = self._types

@@ -41,7 +41,7 @@ class OpenAIChatProxy:
         max_concurrent: int = 64,
         chat_process_func: Callable[[Any], Any] | None = None,
         error_process_func: Callable[[Any], Any] | None = None,
-        timeout: float | None = None,
+        timeout: Any = None,
         rate_limiter_bucket_size: float = 50.0,
         rate_limiter_bucket_period: float = 1.0,
         verify_ssl: bool = True,
@@ -56,7 +56,7 @@ class OpenAIChatProxy:
         self._rate = rate_limiter_bucket_size, rate_limiter_bucket_period
         self._limiter: tuple[asyncio.AbstractEventLoop, AsyncLimiter] | None = None
         self._max_concurrent = max_concurrent
-        self._timeout = timeout or 60.0
+        self._timeouts = Timeouts(attempt=getattr(timeout, "read", timeout) or 60.0)  # seconds, or an httpx.Timeout
         self._temperature = 0.0
         self._process_chat = chat_process_func
         self._process_error = error_process_func
@@ -65,7 +65,7 @@ class OpenAIChatProxy:
     def client(self) -> QRewardClient:
         """The client of the proxy. It is created on first use, with the settings that the proxy has then."""
         limits = Limits(max_concurrency=self._max_concurrent)
-        return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=Timeouts(attempt=self._timeout))])
+        return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=self._timeouts)])
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,7 +82,11 @@ class OpenAIChatProxy:
         return self
 
     def with_timeout(self, timeout: float) -> Self:
-        self._timeout = timeout
+        self._timeouts = Timeouts(attempt=timeout)
+        if "client" in vars(self):
+            config = self.client.config
+            changed = [each.model_copy(update={"timeouts": self._timeouts}) for each in config.endpoints]
+            self.client.reload(config.model_copy(update={"endpoints": tuple(changed)}))
         return self
 
     def with_error_process_func(self, error_process_func: Callable[[Any], Any]) -> Self:
@@ -119,7 +123,6 @@ class OpenAIChatProxy:
         return completion.choices[0].message.content
 
     async def chat_completion(self, messages: Any, model: str, **options: Any) -> Any:
-        """Return the text of the response."""
         await self._bucket()
         return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
 
@@ -144,7 +147,6 @@ class OpenAIChatProxy:
         return self.client.batch_stream_chat_completion(self._paced(batch_messages), model, **self._options(options))
 
     async def embeddings(self, *, sentences: Any = None, model: str | None = None, **options: Any) -> list[Any]:
-        """Return the embeddings as openai ``Embedding`` objects."""
         return (await self.client.embeddings(sentences, model or "", **options)).data
 
     async def batch_embeddings(
@@ -193,8 +195,6 @@ class ProxyGroup:
 
 
 class ModelRouter:
-    """Selects a group of proxies by model."""
-
     def __init__(self) -> None:
         self._groups: dict[str, ProxyGroup] = {}
 

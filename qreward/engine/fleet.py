@@ -227,7 +227,8 @@ class Fleet:
         self, now: float, endpoints: list[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None
     ) -> None:
         scheduler = self._engine.scheduler
-        rehedged = policies is not None and scheduler.set_policies(*policies)
+        if policies is not None:
+            scheduler.set_policies(*policies)
         if policies is not None and policies[0].prefix_affinity != policies[1].prefix_affinity:
             self._affinity = policies[1].prefix_affinity
             for source in self._sources.values():
@@ -241,9 +242,8 @@ class Fleet:
             models = [self._table.find(model) for model in sorted(pool.models)]
             serving = dict.fromkeys(source for other in models if other is not None for source in other.sources)
             scheduler.reroute(now, pool, list(serving), make_balancer(*_balancing(None)))
-        if rehedged:
+        if policies is not None:  # limits may have been raised, and time limits lowered
             scheduler.check_attempts_again(now, self.sources())
-        if policies is not None:  # limits may have been raised
             for source in self._sources.values():
                 scheduler.changed(now, source)
 

@@ -158,6 +158,9 @@ class ScheduledFunction(Function):
         follow = WeakMethod(self._follow, lambda _: remove())  # a shared configuration keeps no function alive
         remove = config.on_change(lambda config, _: (found := follow()) and found(config))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.body, self.config)
+
     def options_of(self, config: ScheduleConfig) -> Any:
         return FunctionOptions(config)
 

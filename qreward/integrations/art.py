@@ -52,15 +52,10 @@ def _rows(trajectories: Sequence[Any], *, common: bool) -> list[dict[str, Any]]:
     if any(each.additional_histories for each in trajectories):
         raise ConfigError("a trajectory with additional_histories cannot be judged: it has no single conversation")
     every = [each.messages() for each in trajectories]
-    parts = [conversation([], messages) for messages in every]
-    if common:
-        begin = 0  # number of messages that all trajectories begin with; each has at least one more
-        while every and all(messages[begin + 1 :] and messages[begin] == every[0][begin] for messages in every):
-            begin += 1
-        parts = [
-            (messages[:begin], messages[begin:] if messages[begin + 1 :] else last)
-            for messages, (_, last) in zip(every, parts, strict=True)
-        ]
+    begin = 0  # number of messages that all trajectories begin with; each has at least one more
+    while common and every and all(messages[begin + 1 :] and messages[begin] == every[0][begin] for messages in every):
+        begin += 1
+    parts = [conversation(messages[:begin], messages[begin:], whole=common) for messages in every]
     return [
         {**each.metadata, "metadata": each.metadata, "tools": each.tools, "prompt": prompt, "response": response}
         for each, (prompt, response) in zip(trajectories, parts, strict=True)

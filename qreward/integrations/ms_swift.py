@@ -1,7 +1,4 @@
-"""Rewards of a judge or a reward model in ms-swift: a class for its registry of reward functions. This module does not import ms-swift.
-
-ms-swift runs each batch with ``asyncio.run``. Requests are sent from another loop, so that connections and limits outlive a batch.
-"""
+"""Rewards of a judge or a reward model in ms-swift: a class for its registry of reward functions. This module does not import ms-swift."""
 
 from __future__ import annotations
 

@@ -69,35 +69,28 @@ class LiveAnswer:
     read: Callable[[], str] | None = None
     phase: str = "waiting"
     pieces: list[str] = field(default_factory=list)
-    count: int = 0
     first: float | None = None
     last: float | None = None
     ended: float | None = None
-    reported_tokens: int | None = None
-    endpoint: str = ""
+    result: Result[Any] | None = None
     restarts: int = 0
     restart_reason: str = ""
     error: str = ""
 
     def add(self, event: str | StreamRestarted, now: float) -> None:
         if isinstance(event, StreamRestarted):
-            self.phase, self.first, self.last, self.count = "waiting", None, None, 0
+            self.phase, self.first, self.last = "waiting", None, None
             self.restarts += 1
             self.restart_reason = _error_text(event.error)
             self.pieces.clear()
             return
         self.phase, self.last = "streaming", now
         self.first = now if self.first is None else self.first
-        self.count += 1
-        if self.read is None:
-            self.pieces.append(event)
+        self.pieces.append(event)
 
     def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
         """Record the end. The text received so far is kept."""
-        self.phase, self.error, self.ended = _phase_of(error), _error_text(error), now
-        if result is not None:
-            self.endpoint = result.endpoint or ""
-            self.reported_tokens = result.usage.completion_tokens if result.usage else None
+        self.phase, self.error, self.ended, self.result = _phase_of(error), _error_text(error), now, result
 
     @property
     def text(self) -> str:
@@ -105,15 +98,17 @@ class LiveAnswer:
 
     def facts(self, now: float) -> list[str]:
         """Return endpoint, time, time to the first token, tokens and their rate. Before the server reports tokens, pieces are counted."""
-        tokens = self.count if self.reported_tokens is None else self.reported_tokens
-        about = "about " if self.reported_tokens is None else ""
+        pieces, usage = len(self.pieces), self.result.usage if self.result is not None else None
+        reported = usage.completion_tokens if usage is not None else None
+        tokens, about = (pieces, "about ") if reported is None else (reported, "")
         first, rate = "", ""
         if self.timed and self.first is not None and self.last is not None:
             first = f"first token after {seconds(self.first - self.began)}"
             if self.last > self.first:  # the tokens of the first piece do not count
-                rate = f"{number(tokens * (self.count - 1) / self.count / (self.last - self.first))} tokens/s"
+                rate = f"{number(tokens * (pieces - 1) / pieces / (self.last - self.first))} tokens/s"
         count = f"{about}{number(tokens)} token{'' if tokens == 1 else 's'}" if tokens else ""
-        return [self.endpoint, _elapsed(self, now), first, count, rate, _restarts(self.restarts)]
+        endpoint = (self.result.endpoint if self.result is not None else None) or ""
+        return [endpoint, _elapsed(self, now), first, count, rate, _restarts(self.restarts)]
 
     def html(self, now: float) -> str:
         text = self.text if self.ended is not None else _tail(self.text, LIVE_TEXT)

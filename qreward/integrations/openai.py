@@ -1,8 +1,4 @@
-"""Sends the requests of the openai SDK, and of libraries built on it or on httpx, to all endpoints of a client.
-
-Bodies and answers are passed through unchanged, whatever the ``finish_reason`` is, which the program must check. Inputs of embedding
-requests are merged with those of other calls. An error has the header ``x-should-retry: false``, because the scheduler has already retried.
-"""
+"""Sends the requests of the openai SDK, and of libraries built on it or on httpx, to all endpoints of a client."""
 
 from __future__ import annotations
 
@@ -330,7 +326,6 @@ def strict(body: bytes) -> bytes:
 
 
 def event(data: bytes) -> bytes:
-    """Return one server-sent event."""
     return b"".join(b"data: %b\n" % line for line in data.splitlines()) + b"\n"
 
 
@@ -352,7 +347,6 @@ def in_pieces(body: bytes) -> bytes:
 
 
 def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
-    """Return the error for a request whose own timeout has passed."""
     return RequestTimeout(f"nothing arrived for {seconds:g} s {when}; that is the timeout of the request, set a longer one")
 
 
@@ -380,7 +374,6 @@ def not_offered(method: str, path: str) -> OpenAIReply:
 
 
 def refused(error: QRewardError) -> OpenAIReply:
-    """Return the reply for a call that failed for good."""
     source = {"x-request-id": error.request_id, "x-qreward-endpoint": error.endpoint} if isinstance(error, RequestError) else {}
     return _reply(status_of(error), {"error": described(error)}, **{"x-should-retry": "false", **source})
 

@@ -1,7 +1,6 @@
 """Rewards for OpenRLHF. Its command line takes the path of this file, as that of a reward function or of an executor without threads.
 
-Only the executor imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the path. If a sample has no reward, its ``rewards``
-are None and its ``scores`` are NaN, which OpenRLHF drops with its group under ``--algo.dynamic_filtering_enable``.
+If a sample has no reward, its ``rewards`` are None and its ``scores`` are NaN, as OpenRLHF's dynamic filtering expects.
 """
 
 from __future__ import annotations

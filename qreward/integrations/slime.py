@@ -1,8 +1,6 @@
 """Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. This module does not need slime.
 
-slime awaits the functions in one event loop of one process, and an exception ends the run. slime needs a number for each sample, and trains
-on it unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is chosen
-so that the reward hardly changes the baseline.
+slime trains on each sample unless ``sample.remove_sample`` is set, and still counts the number of a removed sample in the baseline.
 """
 
 from __future__ import annotations
@@ -139,8 +137,8 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
     indexed = all(sample.group_index is not None for sample in samples)
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, sample in enumerate(samples):
-        noted = sample.metadata.get(NOTE, {}) if isinstance(sample.metadata, dict) else {}
-        if not noted.get("removed"):
+        noted = isinstance(sample.metadata, dict)  # a filter of the user may remove a sample that was judged
+        if not (sample.metadata.get(NOTE, {}).get("removed") if noted else sample.remove_sample):
             groups[sample.group_index if indexed else at // args.n_samples_per_prompt].append(at)
     normal = [0.0] * len(raw)
     for judged in groups.values():

@@ -1,7 +1,4 @@
-"""Rewards of a judge or a reward model in tinker-cookbook: a mixin for its builders of groups. This module does not import tinker-cookbook.
-
-tinker-cookbook runs each group with ``asyncio.run``. Requests are sent from another loop, so that connections and limits outlive a group.
-"""
+"""Rewards of a judge or a reward model in tinker-cookbook: a mixin for its builders of groups. This module does not import the trainer."""
 
 from __future__ import annotations
 

@@ -127,9 +127,8 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
 
     async def total(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any) -> Rewards:
         every = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **given}
-        awaited = [kind_of(function) is FunctionKind.AWAITED for function in functions]
         columns: list[Any] = await asyncio.gather(
-            *(each(**every) if is_async else asyncio.to_thread(each, **every) for each, is_async in zip(functions, awaited, strict=True))
+            *(each(**every) if kind_of(each) is FunctionKind.AWAITED else asyncio.to_thread(each, **every) for each in functions)
         )
         for each, column in zip(names, columns, strict=True):
             if len(column) != len(prompts):
@@ -170,7 +169,6 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
 
 
 async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> Rewards:
-    """Return the rewards in the order of the completions, and log metrics."""
     log_metric = given.get("log_metric")
     trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
     functions = getattr(trainer, "reward_funcs", ())
@@ -179,11 +177,12 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
             f"{name} is one of {len(functions)} reward functions, and TRL counts a missing reward of one of them as 0.0; "
             f"combine them by qreward.integrations.trl.combined(...), or choose on_failure: none (it counts as 0.0), raise, or a number"
         )
-    if made.config.rank is not None:
+    ranks = made.config.rank is not None
+    if ranks:
         training = getattr(getattr(trainer, "model", None), "training", True)
         check_groups(name, prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None), training=training)
     step = getattr(given.get("trainer_state"), "global_step", None)
-    scored = await ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
+    scored = await ADAPTER.score(made, rows_of(prompts, completions, given, whole=ranks), step=step)
     if log_metric is not None:
         for metric in Scored(None, None, 0.0).metrics(""):
             total = mean if metric in ("ok", "seconds") else sum

@@ -1,7 +1,4 @@
-"""Judges for verifiers (v1), which this module imports. Their requests go to the endpoints of a client, which is the fleet.
-
-Prompts, parsing and records come from verifiers. ``RewardJudge`` uses the scorer that the settings of an adapter name.
-"""
+"""Judges for verifiers (v1), which this module imports. Their requests go to the endpoints of a client, which is the fleet."""
 
 from __future__ import annotations
 

@@ -345,9 +345,6 @@ def _both(ones: Sequence[float | None], others: Sequence[float | None]) -> list[
     return [(a, b) for a, b in zip(ones, others, strict=True) if a is not None and b is not None]
 
 
-# asking the judges
-
-
 async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Items, **options: Unpack[JudgeBatchOptions]) -> AgreementReport:
     """Let all judges judge the same items, and measure how far they agree and what biases they have.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sqlite3
 import threading
@@ -15,14 +14,13 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from qreward.engine import background
+from qreward.engine.instrumentation import LOG
 from qreward.judge.codec import ModelReply, Reply
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
 PATIENCE = 5.0
 """Maximum seconds to wait while another process writes to the file."""
-
-_log = logging.getLogger("qreward")
 
 VERSION = 2
 """Version of the tables, stored as ``PRAGMA user_version``."""
@@ -64,10 +62,8 @@ class Cache:
         inherited = self.__dict__.get("_worker")
         self._lock, self.busy = threading.Lock(), threading.Lock()
         self._pending: list[CacheEntry] = []
-        self._flushing = False
         self._worker: ThreadPoolExecutor | None = None
         self._file: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
 
     async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> Mapping[bytes, ModelReply]:
@@ -80,10 +76,9 @@ class Cache:
         """Store an answer. A background thread writes it, together with other pending answers."""
         with self._lock:
             self._pending.append(entry)
-            if self._flushing:
-                return
-            self._flushing = True
-        self._thread().submit(self._flush)
+            is_first = len(self._pending) == 1
+        if is_first:
+            self._thread().submit(self._flush)
 
     def close(self) -> None:
         """Write pending answers and close the file. The call blocks. The next use opens the file again."""
@@ -95,9 +90,9 @@ class Cache:
 
     def shut(self) -> None:
         """Close the file. The caller must hold ``busy``."""
-        finalizer, self._finalizer, self._file = self._finalizer, None, None
-        if finalizer is not None:
-            finalizer()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _close_file(self) -> None:
         with self.busy:
@@ -130,7 +125,7 @@ class Cache:
     def _flush(self) -> None:
         """Record the fingerprints of endpoints, and add answers. An answer that is already in the file is not replaced."""
         with self._lock:
-            entries, self._pending, self._flushing = self._pending, [], False
+            entries, self._pending = self._pending, []
         texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:
@@ -147,12 +142,11 @@ class Cache:
         if self._unusable:
             raise sqlite3.OperationalError("given up")
         if self._file is None:
-            file = sqlite3.connect(self._path, timeout=PATIENCE, check_same_thread=False)
-            self._finalizer = weakref.finalize(self, file.close)
+            self._file = file = sqlite3.connect(self._path, timeout=PATIENCE, check_same_thread=False)
+            weakref.finalize(self, file.close)
             _to_wal(file)
             file.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last answers, but does not damage the file
             _prepare(file)
-            self._file = file
         return self._file
 
     def _fail(self, error: Exception) -> None:
@@ -160,7 +154,7 @@ class Cache:
         self.shut()
         if not self._unusable:
             self._unusable = True
-            _log.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
+            LOG.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
 
 
 _CACHES: weakref.WeakSet[Cache] = weakref.WeakSet()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from math import exp, isfinite, log
+from math import exp, log
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
+from qreward.engine.instrumentation import LOG
 from qreward.errors import ConfigError
 from qreward.settings.base import Many, Policy
 
@@ -33,8 +33,6 @@ LEAST_OF_EACH = 10
 MOST_WEIGHTS = 100
 """Maximum number of fingerprints of weights that are recorded. A fleet has only a few fingerprints, but the fingerprint of an API may
 change often."""
-
-_log = logging.getLogger("qreward")
 
 _IRRELEVANT = (
     "model", "range", "reasks", "finish_reasons", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt",
@@ -267,7 +265,7 @@ class Calibration(Policy):
 def _in_unit(name: str, values: Sequence[Any]) -> list[float]:
     values = [value.tolist() if hasattr(value, "tolist") else value for value in values]  # of numpy
     for place, value in enumerate(values):
-        if not isinstance(value, int | float) or not isfinite(value) or not 0 <= value <= 1:
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
             raise ConfigError(f"{name}[{place}] must be a number from 0 to 1, not {value!r}")
     return [float(value) for value in values]
 
@@ -291,9 +289,6 @@ class ScoreRange(NamedTuple):
     def to_unit(self, score: float) -> float:
         """Return a score as a share of the range, from 0 to 1."""
         return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
-
-    def from_unit(self, place: float) -> float:
-        return self.low + (self.high - self.low) * place
 
 
 def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
@@ -322,7 +317,8 @@ class Calibrator:
                 "Calibrate this judge (`qreward judge calibrate`), or restore the setting"
             )
         self.calibration = calibration
-        return lambda score: scores.from_unit(calibration.apply(scores.to_unit(score)))
+        low, width = scores.low, scores.high - scores.low
+        return lambda score: low + width * calibration.apply(scores.to_unit(score))
 
     def note(self, fingerprint: str) -> None:
         """Record the weights that wrote an answer. If the calibration was made with other weights, a warning is logged once."""
@@ -332,7 +328,7 @@ class Calibrator:
         made_for = None if self.calibration is None else self.calibration.judge
         if made_for is not None and made_for.weights and fingerprint not in made_for.weights and not self._warned:
             self._warned = True
-            _log.warning(
+            LOG.warning(
                 "the calibration of the judge %s was made with the weights %s, and now the weights %s answer; calibrate it again",
                 ", ".join(made_for.models),
                 ", ".join(made_for.weights),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import isfinite
 from string import ascii_uppercase
 from typing import Any, Literal, NamedTuple
 
@@ -18,10 +17,10 @@ from qreward.codecs.decisions import DecisionCodec, DecisionReply
 from qreward.codecs.error_body import one_line
 from qreward.codecs.questions import DecisionInput, valid_input
 from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
+from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import (
     JUDGE,
-    LOG,
     DecidedReply,
     ModelReply,
     Reply,
@@ -323,7 +322,7 @@ class DecidingModel:
     def _from_text(self, text: str) -> list[FoundAnswer]:
         found = list[FoundAnswer]()
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
-            if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
+            if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 for number in numbers):
                 raise ValueError("the answer is to another question")
             found.append((tuple(numbers), mass, confidence))
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +15,15 @@ import msgspec
 from pydantic import BaseModel
 
 from qreward import options
-from qreward.callables import load_object
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_whole
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.decisions import FoundAnswer, confidence_of
+from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.forms import JSON, Form
 from qreward.judge.parsing.schema import VerdictSchema
-from qreward.spelling import did_you_mean
-
-LOG = logging.getLogger("qreward")
 
 _ENCODER = msgspec.json.Encoder()
 _KEYS = msgspec.json.Encoder(enc_hook=repr)
@@ -80,15 +76,14 @@ class ModelReply(NamedTuple):
     fingerprint: str = ""
 
 
-class DecidedReply:
+class DecidedReply(NamedTuple):
     """The decisions in one response, with the attributes of :class:`ModelReply`."""
 
-    __slots__ = ("fingerprint", "found")
-    reasoning = refusal = ""
-    ending = None
-
-    def __init__(self, found: Sequence[FoundAnswer | QRewardError], fingerprint: str) -> None:
-        self.found, self.fingerprint = found, fingerprint
+    found: Sequence[FoundAnswer | QRewardError]
+    fingerprint: str
+    reasoning: str = ""
+    refusal: str = ""
+    ending: str | None = None
 
     @property
     def text(self) -> str:
@@ -146,8 +141,6 @@ def _refusal(message: dict[str, Any]) -> str:
     return "\n".join(joined(one) or "without a text" for one in refusals)
 
 
-_LONG = 100
-"""Maximum number of characters of an invalid value that is shown in an error message. For a longer value, the message has only the type."""
 MOST = sys.float_info.max / 4
 """Maximum absolute value of the lowest and the highest number of a scale or range. This limit keeps all numbers of the mapping from scale
 to range finite."""
@@ -289,7 +282,8 @@ def finite(value: Any, of: str) -> float:
 
 
 def _shown(value: object) -> str:
-    return f"a {type(value).__name__}" if len(shown := repr(value)) > _LONG else shown
+    """Return an invalid value for an error message; of a long one only the type."""
+    return f"a {type(value).__name__}" if len(shown := repr(value)) > 100 else shown
 
 
 def bounds(name: str, value: object) -> tuple[float, float]:
@@ -298,11 +292,3 @@ def bounds(name: str, value: object) -> tuple[float, float]:
         if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
             return float(low), float(high)
     raise ConfigError(f"{name} must be two finite numbers, such as (0, 1), not {_shown(value)}")
-
-
-def verdict_named(name: str) -> type[BaseModel]:
-    if name in NAMED:
-        return NAMED[name]
-    if ":" not in name:
-        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}; {did_you_mean(name, NAMED)}")
-    return load_object(name, "verdict", "my_verdicts:Correct")  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
+from qreward.judge.codec import NAMED
 from qreward.judge.rubric import Rubric, read_rubric
 from qreward.settings.base import NOT_BOOL, Accepting, Count, Many, Policy, Positive, default, repeated
 from qreward.spelling import TYPO, closest, did_you_mean
@@ -92,12 +93,6 @@ def preset_of(name: str) -> Mapping[str, Any]:
     return PRESETS[name]
 
 
-def expanded(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are given, and for those that are None the settings of the preset."""
-    found = {} if preset is None else preset_of(preset)
-    return {name: found.get(name) if value is None else value for name, value in given.items()}
-
-
 def is_of_preset(prompt: object, answer: object) -> bool:
     """Return whether the prompt is that of a preset with this form of answers, which it describes in its own words."""
     return any(prompt in (each.get("prompt"), each.get("pair_prompt")) and answer == each["answer"] for each in PRESETS.values())
@@ -109,7 +104,6 @@ MOST_SAMPLES = 100
 
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
-_VERDICTS = ("score", "yes_no")
 
 
 class Budget(Policy):
@@ -250,8 +244,8 @@ class JudgeConfig(Policy):
     @field_validator("verdict")
     @classmethod
     def _named(cls, value: str) -> str:
-        if ":" not in value and value not in _VERDICTS:
-            hint = did_you_mean(value, _VERDICTS, otherwise="a verdict of your own is written module:Class, and the names are")
+        if ":" not in value and value not in NAMED:
+            hint = did_you_mean(value, NAMED, otherwise="a verdict of your own is written module:Class, and the names are")
             raise ValueError(f"unknown verdict {value!r}; {hint}")
         return value
 

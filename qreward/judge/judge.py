@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from pydantic import BaseModel
 
+from qreward.callables import load_object
 from qreward.client import QRewardClient
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.engine.portal import BlockingTwin, blocking
@@ -17,8 +18,8 @@ from qreward.errors import ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
-from qreward.judge.codec import VerdictParser, verdict_named
-from qreward.judge.config import Budget, JudgeConfig, Method, ResponseFormat, Settle, expanded
+from qreward.judge.codec import NAMED, VerdictParser
+from qreward.judge.config import Budget, JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.loop import Calling, Invalid, ItemBatch, ItemCalls, Running, Spending
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.parsing.forms import Answer, forms_of
@@ -108,20 +109,21 @@ class Judge(Closing):
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         settings_of.check_params(params)
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
-        given = {"prompt": prompt, "pair_prompt": pair_prompt, "scale": scale, "answer": answer}
-        prompt, pair_prompt, scale, answer = expanded(preset, given).values()
-        own_verdict = None if verdict is ScoreVerdict else verdict
+        known = {} if preset is None else settings_of.preset_of(preset)
+        given: dict[str, Any] = {"prompt": prompt, "pair_prompt": pair_prompt, "scale": scale, "answer": answer}
+        prompt, pair_prompt, scale, answer = (known.get(name) if value is None else value for name, value in given.items())
         criteria = rubric if rubric is not None else rubric_column
+        own_verdict = None if verdict is ScoreVerdict else verdict
         settings_of.check_rubric(criteria, verdict=own_verdict, scale=scale, score=score, answer=answer)
-        is_own = preset is None or answer != settings_of.preset_of(preset)["answer"]
-        of = "answer" if is_own else f"the form of answers that preset {preset!r} sets"
+        of = "answer" if preset is None or answer != known["answer"] else f"the form of answers that preset {preset!r} sets"
         form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=criteria is None, of=of)
         parser = VerdictParser(verdict, scale=scale, range=range, score=score, form=form)
         settings |= {} if criteria is not None else {"scale": parser.scale}
         self._config = JudgeConfig(**settings, params=params)
-        others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
-        self._given: dict[str, Any] = {**others, "answer": answer}
-        self._answers, self._schema, config = [parser.form.name, pair_form.name], parser.schema, self._config
+        prompts = {"prompt": prompt, "pair_prompt": pair_prompt}
+        self._given: dict[str, Any] = {**prompts, "verdict": verdict, "score": score, "owns_client": owns_client, "answer": answer}
+        self._answer = (pair_form if prompt is None and pair_prompt is not None else form).name
+        self._schema, config = parser.schema, self._config
         self._ends = (config.range or (0.0, 1.0)) if config.has_criteria else parser.ends
         self._calibrator, calibrate = Calibrator(), None
         if calibration is not None:
@@ -136,7 +138,7 @@ class Judge(Closing):
     @property
     def answer(self) -> str:
         """The form of the answers: as declared, or as the prompt shows it, or ``json``. With a prompt for pairs only, of those on pairs."""
-        return self._answers[self._given["prompt"] is None and self._given["pair_prompt"] is not None]
+        return self._answer
 
     @classmethod
     def from_config(cls, client: QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False) -> Judge:
@@ -147,7 +149,8 @@ class Judge(Closing):
         """
         wanted = settings_of.config_of(config)
         settings = {name: getattr(wanted, name) for name in wanted.model_fields_set - {"params", "verdict"}}
-        return cls(client, verdict=verdict_named(wanted.verdict), owns_client=owns_client, **settings, **wanted.params)
+        verdict = NAMED.get(wanted.verdict) or load_object(wanted.verdict, "verdict", "my_verdicts:Correct")
+        return cls(client, verdict=verdict, owns_client=owns_client, **settings, **wanted.params)
 
     async def score(
         self,

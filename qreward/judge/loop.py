@@ -10,7 +10,6 @@ from contextlib import aclosing, suppress
 from contextvars import copy_context
 from copy import copy
 from math import inf
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +18,7 @@ from qreward.engine import background
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
+from qreward.engine.instrumentation import LOG
 from qreward.errors import (
     BatchCancelled,
     BudgetExceeded,
@@ -32,7 +32,6 @@ from qreward.errors import (
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
 from qreward.judge.calls import JudgeCall, Step, evaluate
-from qreward.judge.codec import LOG
 from qreward.judge.config import Budget
 from qreward.judge.types import JudgeAnswer, Vote, one_by_one
 from qreward.records import AttemptRecord, Usage, added
@@ -53,11 +52,8 @@ MOST_AHEAD = 8192
 """Number of tasks in the queue of one pool at which a batch with several pools reads no more items. Below this number, items are read
 although a slow pool has a long queue, so that the faster pools get work."""
 
-
-REPORTED = ("ok", "unreadable")
-"""Outcomes of attempts whose tokens the server reported, if it reports tokens."""
-UNPAID = ("overloaded", "quota", "unreachable", "unsuitable", "unsendable", "refused", "local")
-"""Outcomes of attempts that no server has processed."""
+ACCOUNTED = ("ok", "unreadable", "overloaded", "quota", "unreachable", "unsuitable", "unsendable", "refused", "local")
+"""Outcomes of attempts whose tokens the server has reported, if it reports tokens, or that no server has processed."""
 
 
 class Spending:
@@ -76,10 +72,9 @@ class Spending:
         self._reset_lock()
         background.watch(self, Spending._reset_lock)
 
-    def _reset_lock(self) -> object:
+    def _reset_lock(self) -> None:
         """Make the lock, also in a forked child, where another thread may have held it."""
         self._lock = threading.Lock()
-        return None
 
     @property
     def total(self) -> Usage:
@@ -92,7 +87,7 @@ class Spending:
         elif usage is not None and (price := self._prices.get(endpoint or "")) is not None:
             cost = dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
             usage = msgspec.structs.replace(usage, cost=cost)
-        if attempts and (lost := sum(each.outcome not in REPORTED and each.outcome not in UNPAID for each in attempts)):
+        if attempts and (lost := sum(each.outcome not in ACCOUNTED for each in attempts)):
             usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
         if usage is not None:
             with self._lock:
@@ -290,8 +285,7 @@ class ItemCalls(Waiter):
             driver.refill(feed, [task])
 
     def latest(self) -> float:
-        until: float = max(map(attrgetter("until"), self.waiting))
-        return until
+        return max(item.until for item in self.waiting)
 
     def start_timer(self) -> None:
         timeout, driver = self.common.options.timeout, self.driver

@@ -109,7 +109,8 @@ def in_words(value: object, name: str) -> str:
     try:
         if is_conversation(value):
             return "\n\n".join(_message_text(message, name) for message in value)
-        if _is_content(value):
+        known = ("text", *PASSED_ON)
+        if isinstance(value, list) and value and all(isinstance(part, Mapping) and part.get("type") in known for part in value):
             return _content_text(value, name)
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -118,11 +119,6 @@ def in_words(value: object, name: str) -> str:
 
 def is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
-
-
-def _is_content(value: object) -> bool:
-    known = ("text", *PASSED_ON)
-    return isinstance(value, list) and bool(value) and all(isinstance(part, Mapping) and part.get("type") in known for part in value)
 
 
 def _message_text(message: Mapping[str, Any], name: str) -> str:

@@ -1,7 +1,5 @@
-"""Rubrics: the criteria by which a response is judged, and the score that is computed from the answers to all criteria.
-
-This module defines values only. It must not import models or requests.
-"""
+"""Rubrics: the criteria by which a response is judged, and the score that is computed from the answers to all criteria. This module must
+not import models or requests."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
@@ -316,14 +316,12 @@ def models_of(scorer: Any) -> tuple[str, ...]:
 def check_finite(verdict: Verdict) -> None:
     """Raise ``InvalidResponse`` if the score or an attribute of a verdict, perhaps of a scorer of the user, is not a finite number."""
     for name, number in {"score": verdict.score, **(verdict.attributes or {})}.items():
-        try:
-            is_finite = isfinite(number)
-        except (TypeError, ValueError, OverflowError):
-            is_finite = False
-        if not is_finite:
-            error = InvalidResponse(f"the scorer returned {ascii(number)[:100]} as {name!r}, which is not a finite number")
-            error.usage = verdict.usage
-            raise error
+        with suppress(TypeError, ValueError, OverflowError):
+            if isfinite(number):
+                continue
+        error = InvalidResponse(f"the scorer returned {ascii(number)[:100]} as {name!r}, which is not a finite number")
+        error.usage = verdict.usage
+        raise error
 
 
 def described(scorer: object) -> str:

@@ -59,7 +59,7 @@ class Channel:
     """Shows the clients of this process. ``open_channel`` returns the only one."""
 
     def __init__(self) -> None:
-        self._runtimes: dict[int, weakref.ref[Runtime]] = {}
+        self._runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
@@ -83,14 +83,13 @@ class Channel:
     def add(self, runtime: Runtime) -> None:
         """Show a client until it is closed or dropped."""
         with self._lock:
-            if not any(known() is runtime for known in self._runtimes.values()):
-                self._runtimes[max(self._runtimes, default=0) + 1] = weakref.ref(runtime)
+            if runtime not in self._runtimes.values():
+                used = [number for number, each in self._runtimes.items() if not each.closed]
+                self._runtimes[max(used, default=0) + 1] = runtime
 
     def runtimes(self) -> dict[int, Runtime]:
         with self._lock:
-            found = {number: each for number, known in self._runtimes.items() if (each := known()) is not None and not each.closed}
-            self._runtimes = {number: self._runtimes[number] for number in found}
-            return found
+            return {number: runtime for number, runtime in self._runtimes.items() if not runtime.closed}
 
     # what is known
 
@@ -168,8 +167,7 @@ class Channel:
 
 
 def _program() -> str:
-    """Return the name of the program, without its arguments, which may hold keys."""
-    path = Path(sys.argv[0] if sys.argv else "")
+    path = Path(sys.argv[0] if sys.argv else "")  # without the arguments, which may hold keys
     return (path.parent.name if path.name == "__main__.py" else path.name) or "python"  # ``python -m package``
 
 

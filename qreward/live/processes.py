@@ -55,8 +55,6 @@ def directory() -> Path:
 
 
 class Process(NamedTuple):
-    """One process of this user."""
-
     pid: int
     state: str
     document: dict[str, Any]
@@ -221,7 +219,6 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 STYLES = {"bold": "1", "red": "31"}
-"""Style -> its code in a terminal."""
 
 
 def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:

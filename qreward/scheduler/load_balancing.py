@@ -76,8 +76,8 @@ class ExpectedFinish(Balancer):
 
     def _best(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None) -> Source | None:
         free = self._free
-        if len(free) == 1:  # as usual while all sources are busy
-            (source,) = free
+        if len(free) < 2:  # as usual while all sources are busy
+            source = next(iter(free), None)
             return None if source in avoided else source
         share, warm = self._warm(pool.holders, task.prefix) if task is not None and task.prefix is not None else (0.0, ())
         many = len(free) > COMPARED

@@ -39,6 +39,8 @@ class Pool:
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.live = 0  # tasks that have started and not ended
         self.ended = 0  # tasks that have ended, started or not
+        self.answered_at = -inf  # when the latest answer of one of its sources came
+        self.failing = 0  # tasks that have failed for the first time since then
         self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes

@@ -294,18 +294,16 @@ class Scheduler:
         for source in changed:
             self.changed(now, source)
 
-    def set_policies(self, before: ClientConfig, after: ClientConfig) -> bool:
-        """Replace the policies that changed. Returns True if ``check_attempts_again`` must be called, because hedging has changed."""
+    def set_policies(self, before: ClientConfig, after: ClientConfig) -> None:
+        """Replace the policies that changed. ``check_attempts_again`` must be called then."""
         self._most_waiting = after.max_queued
         if before.retry != after.retry:
             self._failure_policy = FailurePolicy(after.retry, self.rng)
-        if before.hedge == after.hedge and before.retry.attempts == after.retry.attempts:
-            return False
-        self._hedging = HedgingPolicy(after.hedge, after.retry.attempts)
-        return True
+        if before.hedge != after.hedge or before.retry.attempts != after.retry.attempts:
+            self._hedging = HedgingPolicy(after.hedge, after.retry.attempts)
 
     def check_attempts_again(self, now: float, sources: Sequence[Source]) -> None:
-        """Recompute the times at which attempts in flight are checked for being slow, because the hedging policy has changed."""
+        """Recompute the times at which attempts in flight are checked for being slow, because policies or time limits have changed."""
         for source in sources:
             source.look_after = self._hedging.look_after(source)
             if source.attempts:

@@ -196,6 +196,7 @@ class Source:
         self.unanswered = self.refusals = 0
         self.latency.add(taken - held)
         pool, work = attempt.task.pool, answer.output_tokens or attempt.task.size or None
+        pool.answered_at, pool.failing = now, 0
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
             load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
             pool.common.answered(now, self.service, taken - held, work, load, min(self.window.limit, CAPACITY))

@@ -254,23 +254,29 @@ class RewardApp:
             self.waits.add(amount=wait)
 
     def metrics(self) -> str:
-        stats = self.buffer.stats()
-        return exposition(
-            {
-                "qreward_server_requests_total": ("Responses, by route and status.", self.requests),
-                "qreward_server_request_seconds": ("Seconds from request to response, by route.", self.seconds),
-                "qreward_server_rejections_total": ("Requests that got no rewards, by reason.", self.rejections),
-                "qreward_server_completions_total": ("Completions that were scored, and that failed.", self.completions),
-                "qreward_server_active_requests": ("Requests in flight.", self.active),
-                "qreward_server_pending_bytes": ("Bytes of requests that wait for a response.", self.pending),
-                "qreward_server_draining": ("1 while the server shuts down.", self.draining),
-                "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", self.buffer.waiting),
-                "qreward_serve_batch_in_flight": ("Batches in flight.", stats.in_flight),
-                "qreward_serve_batch_wait_time_seconds": ("Seconds that a completion waited for its batch.", self.waits),
-                "qreward_serve_batch_execution_time_seconds": ("Seconds that the scorer took for a batch.", self.batch_seconds),
-                "qreward_serve_actual_batch_size": ("Completions in a batch.", self.sizes),
-            }
-        )
+        """Return the metrics in the Prometheus text format. A number is a gauge."""
+        found: dict[str, tuple[str, MetricFamily | float]] = {
+            "qreward_server_requests_total": ("Responses, by route and status.", self.requests),
+            "qreward_server_request_seconds": ("Seconds from request to response, by route.", self.seconds),
+            "qreward_server_rejections_total": ("Requests that got no rewards, by reason.", self.rejections),
+            "qreward_server_completions_total": ("Completions that were scored, and that failed.", self.completions),
+            "qreward_server_active_requests": ("Requests in flight.", self.active),
+            "qreward_server_pending_bytes": ("Bytes of requests that wait for a response.", self.pending),
+            "qreward_server_draining": ("1 while the server shuts down.", self.draining),
+            "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", self.buffer.waiting),
+            "qreward_serve_batch_in_flight": ("Batches in flight.", self.buffer.stats().in_flight),
+            "qreward_serve_batch_wait_time_seconds": ("Seconds that a completion waited for its batch.", self.waits),
+            "qreward_serve_batch_execution_time_seconds": ("Seconds that the scorer took for a batch.", self.batch_seconds),
+            "qreward_serve_actual_batch_size": ("Completions in a batch.", self.sizes),
+        }
+        lines: list[str] = []
+        for name, (text, metric) in found.items():
+            lines.append(f"# HELP {name} {text}")
+            if isinstance(metric, MetricFamily):
+                lines += [f"# TYPE {name} {metric.kind}", *metric.samples(name)]
+            else:
+                lines += [f"# TYPE {name} gauge", f"{name} {_number(metric)}"]
+        return "\n".join(lines) + "\n"
 
 
 async def _unless_disconnected(receive: Receive, work: Awaitable[Any]) -> Any:
@@ -345,15 +351,6 @@ class MetricFamily:
     def _of(self, values: tuple[str, ...]) -> list[float]:
         # A histogram has a bucket for each bound and a bucket for larger values. The sum of all values comes last.
         return self._series.setdefault(values, [0.0] * (len(self._bounds) + 2 if self._bounds else 1))
-
-
-def exposition(metrics: Mapping[str, tuple[str, MetricFamily | float]]) -> str:
-    """Return metrics as text. ``metrics`` maps the name of each metric to its help text and the metric, or the value of a gauge."""
-    lines: list[str] = []
-    for name, (text, metric) in metrics.items():
-        kind, samples = ("gauge", [f"{name} {_number(metric)}"]) if isinstance(metric, float | int) else (metric.kind, metric.samples(name))
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
-    return "\n".join(lines) + "\n"
 
 
 def _braces(labels: Iterable[tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from qreward.batching.reward_buffer import InvalidScores, Mode, Query, ScoreResult, answer_of, check_mode, summary, with_prompts
 from qreward.codecs.error_body import INVALID_SCORES
-from qreward.codecs.json import REFUSED
+from qreward.codecs.json import REFUSED, finite
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout
 from qreward.server.config import ServerConfig
 
@@ -179,7 +179,11 @@ def _decode(body: bytes, kind: type[T]) -> T:
 def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
     """Return the response body. Raises ``HTTPError`` if no completion has a reward, or if the form cannot express missing rewards."""
     if request.form == "buffer":
-        return write(dict(answer_of(request.query, [_encodable(one) for one in scored], mode)))
+        results = []
+        for one in scored:
+            feedback = None if one.feedback is None else _raw(one.feedback)
+            results.append(ScoreResult(one.reward, one.error, _raw(one.meta), feedback))
+        return write(dict(answer_of(request.query, results, mode)))
     if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of this list; see InvalidScores
         raise _error(500, INVALID_SCORES, scored)
     if scored and all(one.reward is None for one in scored):
@@ -217,17 +221,12 @@ def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
 
 def _logs(scored: Sequence[ScoreResult]) -> dict[str, list[float]]:
     """Return the metadata of the completions by name. Only names that have a finite number for every completion are included."""
-    names = scored[0].meta if scored else ()
-    columns = {name: [_finite(one.meta.get(name)) for one in scored] for name in names}
-    return {str(name): column for name, column in columns.items() if None not in column}  # type: ignore[misc]
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        number = math.inf
-    return number if math.isfinite(number) else None
+    logs: dict[str, list[float]] = {}
+    for name in scored[0].meta if scored else ():
+        values: list[Any] = [one.meta.get(name) for one in scored]
+        if all(isinstance(value, int | float) and finite(value) is not None for value in values):
+            logs[str(name)] = list(map(float, values))
+    return logs
 
 
 def _sigmoid(reward: float) -> float:
@@ -239,11 +238,6 @@ def _sigmoid(reward: float) -> float:
 def write(document: Any) -> bytes:
     """Encode a document as JSON. NaN becomes null."""
     return msgspec.json.encode(document, enc_hook=_plain)
-
-
-def _encodable(one: ScoreResult) -> ScoreResult:
-    """Convert the scorer's metadata and feedback to JSON. Values that JSON cannot express become text."""
-    return ScoreResult(one.reward, one.error, _raw(one.meta), None if one.feedback is None else _raw(one.feedback))
 
 
 def _raw(value: Any) -> Any:

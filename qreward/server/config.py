@@ -148,6 +148,3 @@ def token_of(variable: str | None, path: str | None) -> str | None:
     if not token:
         raise ConfigError("the file named by --token-file is empty")
     return token
-
-
-__all__ = ["PREFIX", "ServerConfig", "helps", "is_loopback", "token_of"]

@@ -50,7 +50,8 @@ class RewardServer:
     async def __aenter__(self) -> Self:
         config = self.service.config
         listener = _bind(config.host, config.port)
-        self.url = _address_of(listener)
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[listener]))
         self._serving.add_done_callback(lambda _: listener.close())
         try:
@@ -145,8 +146,3 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen at {host!r}, port {port}: {error.strerror}; choose another port, or 0 for any") from None
     return listener
-
-
-def _address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -350,10 +350,6 @@ def _expand_headers(value: object, info: ValidationInfo) -> object:
     return {check_header(key, text): text for key, text in headers.items()}
 
 
-def _header_name(value: str | None) -> str | None:
-    return value if value is None else check_header(value, "")
-
-
 def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
     if isinstance(value, ApiKey):
         return value
@@ -512,7 +508,7 @@ class Endpoint(Policy):
     decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_in_order)] = None
     price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_in_order)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
-    group_header: Annotated[str | None, AfterValidator(_header_name)] = None
+    group_header: Annotated[str, AfterValidator(lambda name: check_header(name, ""))] | None = None
     send_priority: bool = False
     http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
     compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)

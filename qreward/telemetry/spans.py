@@ -260,8 +260,10 @@ class CallWatcher:
 def end_span(span: Span | None, attributes: Attributes, error: BaseException | None) -> None:
     assert span is not None
     span.set_attributes(attributes)
-    if error is not None:
-        span.set_status(Status(StatusCode.ERROR, error_description(error)))
+    if error is not None:  # its message is left out, because it may quote a prompt
+        kind = type(error)
+        meaning = (kind.__doc__ or "").partition("\n")[0] if kind.__module__ == errors.__name__ else ""
+        span.set_status(Status(StatusCode.ERROR, f"{kind.__name__}: {meaning}" if meaning else kind.__name__))
     span.end()
 
 
@@ -383,13 +385,6 @@ def error_type(error: BaseException) -> str:
         if isinstance(error, kind):
             return name
     return f"{errors.__name__}.{type(error).__name__}" if type(error).__module__ == errors.__name__ else "_OTHER"
-
-
-def error_description(error: BaseException) -> str:
-    """Return the name of an error's class and what the class means. The message is left out, because it may quote a prompt."""
-    kind = type(error)
-    meaning = (kind.__doc__ or "").partition("\n")[0] if kind.__module__ == errors.__name__ else ""
-    return f"{kind.__name__}: {meaning}" if meaning else kind.__name__
 
 
 def rejection(error: BaseException) -> str:

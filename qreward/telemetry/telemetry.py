@@ -265,12 +265,10 @@ CHECK_INTERVAL = 0.05
 
 Kind = Literal["histogram", "counter", "observable_updowncounter"]
 
+# suggested bucket boundaries of histograms
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-"""Suggested bucket boundaries of histograms of durations."""
 TOKENS = tuple(4**power for power in range(14))
-"""Suggested bucket boundaries of histograms of token counts."""
 ITEMS = tuple(2**power for power in range(13))
-"""Suggested bucket boundaries of histograms of item counts."""
 
 
 class Metric(NamedTuple):

@@ -60,7 +60,6 @@ class FakeFleet:
     async def __aenter__(self) -> FakeFleet:
         if self._process:
             return await asyncio.to_thread(self.__enter__)
-        self._check_stopped()
         host = InLoop()
         try:
             return self._start(host)
@@ -75,7 +74,6 @@ class FakeFleet:
             await stopping
 
     def __enter__(self) -> FakeFleet:
-        self._check_stopped()
         host = InProcess() if self._process else InThread()
         try:
             return self._start(host)
@@ -157,11 +155,9 @@ class FakeFleet:
             raise ConfigError(text)
         return endpoint
 
-    def _check_stopped(self) -> None:
+    def _start(self, host: Host) -> FakeFleet:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-
-    def _start(self, host: Host) -> FakeFleet:
         self._ports = host.start(list(self._specs.values()))
         self._host = host
         return self

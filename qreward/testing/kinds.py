@@ -75,8 +75,7 @@ class Job(NamedTuple):
 
 
 Route = Callable[["RouteCall"], Job]
-Status = Callable[[FakeEndpointState], str]
-"""A function that returns what a status route reports."""
+Status = Callable[[FakeEndpointState], str]  # a function that returns what a status route reports
 
 
 @dataclass(frozen=True)

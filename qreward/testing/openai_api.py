@@ -108,12 +108,12 @@ def sse(body: Any) -> bytes:
 
 def embeddings(request: EmbeddingsRequest, prompt: int) -> dict[str, Any]:
     """Return the body of an embeddings response. The vectors are in the order of the inputs. Each vector depends only on its own input."""
-    vectors = [vector(canonical(each), request.dimensions or _DIMENSIONS) for each in request.items()]
-    as_text = request.encoding_format == "base64"
-    data = [
-        {"object": "embedding", "index": index, "embedding": _base64(numbers) if as_text else numbers.tolist()}
-        for index, numbers in enumerate(vectors)
-    ]
+    data = []
+    for index, each in enumerate(request.items()):
+        numbers = vector(canonical(each), request.dimensions or _DIMENSIONS)
+        as_text = request.encoding_format == "base64"
+        embedding = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode() if as_text else numbers.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": embedding})
     used = {"prompt_tokens": prompt, "total_tokens": prompt}
     return {"object": "list", "model": request.model, "data": data, "usage": used}
 
@@ -123,10 +123,6 @@ def vector(encoded: bytes, dimensions: int) -> array.array[float]:
     words = struct.unpack(f"<{dimensions}i", shake_256(encoded).digest(4 * dimensions))
     length = math.sqrt(math.fsum(word * word for word in words)) or 1.0
     return array.array("f", [word / length for word in words])
-
-
-def _base64(numbers: array.array[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
 
 
 def models(patterns: tuple[str, ...]) -> dict[str, Any]:

@@ -22,10 +22,8 @@ from qreward.settings.base import Policy
 from qreward.testing.text import digest_of, echo_text, softmax, text_of
 
 Responder = Callable[[list[Any]], str]
-Write = Callable[[list[Any], bytes], str]
-"""A function that returns the text of the response, from the messages and their digest."""
-RESPONDERS = ("echo", "judge")
-"""Names of the built-in responders."""
+Write = Callable[[list[Any], bytes], str]  # a function that returns the text of the response, from the messages and their digest
+RESPONDERS = ("echo", "judge")  # names of the built-in responders
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _SMALL = {word: value for value, word in enumerate(_ONES.split())}

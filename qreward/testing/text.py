@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-BYTES_PER_TOKEN = 4
-"""Bytes of a token, as prompts and answers are estimated."""
+BYTES_PER_TOKEN = 4  # bytes of a token, as prompts and answers are estimated
 
 
 def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:

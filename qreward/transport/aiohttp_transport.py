@@ -120,9 +120,6 @@ class AiohttpTransport(HttpTransport):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=endpoint.timeouts.connect, sock_read=endpoint.timeouts.read),
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=self._proxy,
-            trust_env=False,
-            auto_decompress=True,
-            raise_for_status=False,
             read_bufsize=65536,
             max_field_size=32768,
             request_class=ClientRequest if sys.version_info >= (3, 12) else DirectRequest,
@@ -139,16 +136,14 @@ class AiohttpTransport(HttpTransport):
         return url
 
     async def _read_on(self, response: aiohttp.ClientResponse, beginning: bytes) -> bytes:
-        pieces, size = [beginning], max(len(beginning), response.content_length or 0)
-        if size > self.cap:
+        body = bytearray(beginning)
+        if max(len(body), response.content_length or 0) > self.cap:
             raise base.too_long(self.cap)
-        size = len(beginning)
         while piece := await response.content.readany():
-            pieces.append(piece)
-            size += len(piece)
-            if size > self.cap:
+            body += piece
+            if len(body) > self.cap:
                 raise base.too_long(self.cap)
-        return b"".join(pieces)
+        return bytes(body)
 
 
 class AiohttpStream(ByteStream):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec, count_of
-from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
+from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
 from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
@@ -203,7 +203,7 @@ class EndpointConnection:
     def encoded(self, call: WireRequest) -> tuple[str, bytes, Mapping[str, str] | None]:
         """Return the path, the body and the additional headers of a request. Raises ``BadRequest``."""
         endpoint, codec, headers = self.endpoint, call.codec, call.headers
-        path = self.root + codec.path if getattr(codec, "native", False) else codec.path
+        path = self.root + codec.path if codec.native else codec.path
         body = codec.encode(call, self.renamed.get(call.model, call.model))
         if endpoint.send_priority and call.level is not None and "priority" not in call.params:
             body = b'%b,"priority":%d}' % (body[:-1], call.level)
@@ -302,7 +302,6 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
 
 
 def connection_key(endpoint: Endpoint) -> list[object]:
-    """Return the settings on which the connections of an endpoint depend."""
     timeouts = endpoint.timeouts
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
     threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None
@@ -323,7 +322,6 @@ DRAIN = 0.1
 The openai SDK waits equally long."""
 
 _OPTIONS = "stream_options"
-_REFUSALS = (400, 422)
 _DONE = b"[DONE]"
 _BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
 _NO_STREAM = (b"{", b"[", b"<")  # first bytes of JSON or HTML; no line of an event starts with them
@@ -398,12 +396,6 @@ class ChatStream:
             if on_close is not None:
                 on_close()
 
-    async def __aenter__(self) -> ChatStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     def _settle(self, outcome: Answer | Failure | Cancelled) -> None:
         if self.outcome is None:
             self.outcome = outcome
@@ -454,7 +446,8 @@ class ChatStream:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
             outcome = self._connection.outcome_of(reply, self._call)
             self._settle(outcome)
-            return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
+            chunk = read_chunk(Event(reply.body), self._call.model) if isinstance(outcome, Answer) else None
+            return [] if chunk is None else [chunk]
         chunks = self._chunks(self._parser.finish())
         if self.outcome is None:
             # without a length, a cut and the end of the body look alike
@@ -497,7 +490,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
     cap = connection.endpoint.max_response_bytes
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
-    refused = body.status in _REFUSALS
+    refused = body.status in OTHER_BODY
     if ours and refused:
         reply = await body.read_whole(cap)
         if _OPTIONS.encode() not in reply.body:

@@ -38,9 +38,6 @@ class Secrets:
         """Return these secrets together with the values of the extra headers of a call."""
         return Secrets([*self._values, *_parts(headers.values())]) if headers else self
 
-    def __repr__(self) -> str:
-        return f"<Secrets {len(self._values)}>"
-
 
 def secrets_of(endpoint: Endpoint) -> Secrets:
     key = endpoint.api_key

@@ -14,7 +14,7 @@ from scale import SCALE
 from shared_tools import each
 
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
+from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
 from qreward.codecs.sse import Event
 from qreward.results import Usage
 
@@ -388,7 +388,7 @@ def test_a_message_that_differs_from_the_text_before_it_is_an_error_and_other_me
 
 def test_a_whole_answer_becomes_one_chunk() -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
-    found = whole_chunk(json.dumps({**HEAD, "object": "chat.completion", "choices": [choice]}).encode(), "m")
+    found = read({**HEAD, "object": "chat.completion", "choices": [choice]})
     built = found.build()
     assert (found.text, found.finish_reason, built.object) == ("yes", "stop", "chat.completion.chunk")
     assert (built.choices[0].delta.content, built.choices[0].delta.role) == ("yes", "assistant")

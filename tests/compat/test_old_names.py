@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
 
+import httpx
 import pytest
 
 import qreward
@@ -18,6 +20,7 @@ from qreward import BadRequest, CircuitOpen, ClientClosed, ConfigError, QRewardC
 from qreward.compat import GONE, KEPT
 from qreward.compat.functions import (
     OldConfigWatcher,
+    OldFunction,
     OldScheduleConfig,
     OldScheduleMetrics,
     OldTelemetryExporter,
@@ -25,8 +28,10 @@ from qreward.compat.functions import (
     schedule,
 )
 from qreward.compat.proxies import REPLACED, ModelRouter, OpenAIChatProxy, OpenAIChatProxyManager
+from qreward.functions.config import ScheduleConfig
 from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 OLD_PATHS = {
     "qreward.client": {"LoadBalanceStrategy", "ModelRouter", "OpenAIChatProxy", "OpenAIChatProxyManager"},
@@ -152,6 +157,12 @@ def old_schedule(**settings: Any) -> Any:
         return schedule(**settings)
 
 
+def test_a_function_of_0_1_7_can_be_pickled_with_the_errors_that_it_retries() -> None:
+    again = pickle.loads(pickle.dumps(OldFunction((KeyboardInterrupt,), max, ScheduleConfig(retry_times=3))))  # as in a closure
+    assert (again.options.exception_types, again.config.retry_times) == ((KeyboardInterrupt,), 3)
+    assert again.call_blocking((1, 2), {}) == 2
+
+
 async def test_an_open_circuit_is_the_error_of_then_and_of_now_also_where_there_is_a_default() -> None:
     @old_schedule(circuit_breaker_threshold=1, default_result="fallback")
     async def fails() -> str:
@@ -275,6 +286,20 @@ def test_the_limits_of_a_proxy_are_those_of_0_1_7_and_certificates_are_verified(
     proxy = OpenAIChatProxy("http://gpu-0:8000/v1", api_key="x", timeout=20)
     (endpoint,) = proxy.with_max_concurrent(8).client.config.endpoints
     assert (endpoint.limits.max_concurrency, endpoint.limits.rpm, endpoint.timeouts.attempt, endpoint.verify) == (8, None, 20, True)
+    for timeout, seconds in ((httpx.Timeout(5), 5), (httpx.Timeout(None), 60), (None, 60)):
+        assert OpenAIChatProxy("http://gpu-0:8000/v1", timeout=timeout).client.config.endpoints[0].timeouts.attempt == seconds
+
+
+@pytest.mark.real_time
+async def test_a_timeout_that_is_set_between_two_calls_applies_to_the_second() -> None:
+    with FakeFleet([FakeEndpoint("a", latency=Latency(base=0.3))]) as fleet:
+        async with OpenAIChatProxy(fleet.urls["a"], api_key="x") as proxy:
+            chat = [{"role": "user", "content": "hi"}]
+            assert await proxy.chat_completion(chat, "m")
+            proxy.with_timeout(0.05)
+            (error,) = await proxy.batch_chat_completion([chat], "m")
+            assert isinstance(error, TimeoutError)
+            assert await proxy.with_timeout(30).chat_completion(chat, "m")
 
 
 async def test_a_proxy_sends_its_bucket_at_once_and_then_as_many_per_period(monkeypatch: pytest.MonkeyPatch) -> None:

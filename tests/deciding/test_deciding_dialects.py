@@ -129,10 +129,12 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
 
 
 async def test_a_path_that_is_missing_may_be_told_with_status_200_or_by_a_gateway_with_403() -> None:
+    def no_path(status: int, body: dict[str, str], path: str, _: object) -> httpx.Response | None:
+        return None if path == "/chat/completions" else httpx.Response(status, json=body)
+
     missing = {200: {"error": "Unexpected endpoint or method. (POST /v1/decisions)"}, 403: {"message": "Missing Authentication Token"}}
     for status, body in missing.items():
-        told = partial(httpx.Response, status, json=body)
-        server = DecisionServer("chat", reply=lambda path, _, told=told: None if path == "/chat/completions" else told())
+        server = DecisionServer("chat", reply=partial(no_path, status, body))
         async with client_of({"a": server}) as client:
             assert read(await client.decide("text", questions(1), model=MODEL)) == expected(1)
         assert server.probes == CHAT, status

@@ -145,6 +145,17 @@ async def test_limits_weight_price_models_and_timeouts_change_without_a_new_begi
         assert (await begin(client, 1)).cost is None
 
 
+async def test_a_shorter_time_limit_of_an_attempt_holds_at_once_also_for_what_is_under_way() -> None:
+    async with over(config_of(endpoint("a"), retry=Retry(attempts=1))) as (client, _):
+        await ask(client)
+        call = ask(client)
+        await asyncio.sleep(0.3)
+        client.reload(config_of(endpoint("a", timeouts=Timeouts(attempt=0.5)), retry=Retry(attempts=1)))
+        for each in (call, ask(client)):
+            with pytest.raises(TimeoutError, match=r"within 0\.5 s"):
+                await each
+
+
 async def test_a_rate_may_come_change_and_go() -> None:
     async with over(config_of(endpoint("a", 10))) as (client, servers):
         batch = begin(client, 400)

@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import itertools
 import os
+import pickle
 import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ import pytest
 from virtual_threads import VirtualThreads
 
 from qreward import ConfigError, QueueFull, RequestTimeout, ScheduleConfig, schedule
+from qreward.functions.function import ScheduledFunction
 from qreward.testing.virtual_time import run_in_virtual_time
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
@@ -88,6 +90,11 @@ def test_an_object_that_is_called_may_be_decorated() -> None:
 
 async def async_score(answer: str) -> int:
     return len(answer)
+
+
+def test_a_decorated_function_can_be_pickled_with_its_settings() -> None:
+    again = pickle.loads(pickle.dumps(ScheduledFunction(async_score, ScheduleConfig(retry_times=3))))  # as in a closure, by cloudpickle
+    assert (again.config.retry_times, asyncio.run(again.call(("four",), {}))) == (3, 4)
 
 
 def generator() -> Iterator[int]:

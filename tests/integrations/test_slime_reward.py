@@ -189,9 +189,9 @@ def normal_arguments(estimator: str = "grpo", **given: Any) -> SimpleNamespace:
     return SimpleNamespace(**(usual | {"advantage_estimator": estimator} | given))
 
 
-def sample(reward: float, group: int | None, *, removed: bool = False) -> Any:
-    metadata = {"qreward": {"removed": True}} if removed else {}
-    return SimpleNamespace(group_index=group, metadata=metadata, get_reward_value=lambda args: reward)
+def sample(reward: float, group: int | None, *, removed: bool = False, metadata: Any = None) -> Any:
+    metadata = metadata or ({"qreward": {"removed": True}} if removed else {})
+    return SimpleNamespace(group_index=group, metadata=metadata, remove_sample=removed, get_reward_value=lambda args: reward)
 
 
 def normalized(samples: list[Any], *args: Any, **given: Any) -> list[float]:
@@ -203,7 +203,11 @@ def normalized(samples: list[Any], *args: Any, **given: Any) -> list[float]:
 def test_what_could_not_be_judged_changes_no_other_advantage_and_has_none() -> None:
     judged = [sample(1.0, 0), sample(0.0, 0), sample(0.5, 0)]
     alone = normalized(judged)
-    assert normalized([judged[0], sample(0.0, 0, removed=True), *judged[1:]]) == [alone[0], 0.0, *alone[1:]]
+    for metadata in (None, '{"source": "math"}'):
+        lost = sample(0.0, 0, removed=True, metadata=metadata)
+        assert normalized([judged[0], lost, *judged[1:]]) == [alone[0], 0.0, *alone[1:]]
+    filtered = sample(0.5, 0, removed=True, metadata={"qreward": {"removed": False}})
+    assert normalized([*judged[:2], filtered]) == alone, "slime counts judged samples that its filter removed"
     assert normalized([sample(1.0, 0), sample(0.5, 0, removed=True), sample(0.5, 1, removed=True)]) == [0.0, 0.0, 0.0]
 
 

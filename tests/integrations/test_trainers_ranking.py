@@ -24,7 +24,7 @@ from qreward.results import Usage
 
 
 class RankingScorer(FakeScorer):
-    """Scores a response, which is a number, with this number; a group with ``late`` gets no ranking."""
+    """Scores a response, which is a number or ends with a message of a number, with this number; a group with ``late`` gets no ranking."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,8 @@ class RankingScorer(FakeScorer):
             error = RequestTimeout("no ranking")
             error.usage = Usage(total_tokens=40)
             raise error
-        return Ranking(tuple(map(float, responses)), (0.1,) * len(responses), usage=Usage(total_tokens=100))
+        scores = tuple(float(each if isinstance(each, str) else each[-1]["content"]) for each in responses)
+        return Ranking(scores, (0.1,) * len(responses), usage=Usage(total_tokens=100))
 
 
 RANKED = SETTINGS | {"rank": "scores"}
@@ -102,6 +103,17 @@ async def test_trl_ranks_the_completions_of_a_prompt_unless_they_are_spread_over
     assert await trainer.call(own, ["0.2", "0.9", "0.3", "0.4"], prompts) == pytest.approx([-1.0, 1.0, -1.0, 1.0])
 
 
+async def test_trl_ranks_the_completions_of_a_prompt_together_whether_or_not_they_called_a_tool(scorer: RankingScorer) -> None:
+    def said(text: str) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "content": text}]
+
+    ask = [{"role": "user", "content": "2 + 2?"}]
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}, {"role": "tool", "content": "4"}]
+    group = [said("0.2"), [*calls, *said("0.9")], [*calls, *calls, *said("0.5")], [*calls, {"role": "assistant", "content": None}]]
+    assert await Trainer().call(reward(RANKED), group, [ask] * 4) == [0.2, 0.9, 0.5, None]
+    assert [(each["prompt"], each["responses"]) for each in scorer.ranked] == [(ask, ["0.2", *group[1:3]])]
+
+
 async def test_slime_ranks_a_group_and_refuses_to_rank_a_sample(scorer: RankingScorer) -> None:
     def sample(response: Any) -> Any:
         return SimpleNamespace(prompt="p", response=response, label="l", metadata={}, group_index=1, remove_sample=False)
@@ -115,7 +127,7 @@ async def test_slime_ranks_a_group_and_refuses_to_rank_a_sample(scorer: RankingS
         await slime.reward(args, sample("0.2"))
 
 
-def test_verl_ranks_in_its_batch_manager(scorer: RankingScorer) -> None:
+def test_a_batch_of_verl_is_ranked_and_has_lists_of_one_length(scorer: RankingScorer) -> None:
     extras = [{"question": each, "num_turns": turns} for turns, each in enumerate("pqpq")]
     found = verl.compute_scores(["d"] * 4, ["0.2", "0.5", "0.9", "0.4"], ["t"] * 4, extras, **RANKED)
     assert [each["score"] for each in found] == [0.2, 0.5, 0.9, 0.4]
@@ -124,6 +136,8 @@ def test_verl_ranks_in_its_batch_manager(scorer: RankingScorer) -> None:
         verl.compute_scores(["d"] * 2, ["0.2", "late"], ["t"] * 2, extras[::2], **RANKED)
     found = verl.compute_scores(["d"] * 2, ["0.2", "late"], ["t"] * 2, extras[::2], **RANKED, on_failure=-1)
     assert [(each["score"], each["judge_ok"]) for each in found] == [(-1.0, 0.0), (-1.0, 0.0)]
+    with pytest.raises(ValueError, match="'solution_strs': 2, 'ground_truths': 1"):
+        verl.compute_scores(["d"] * 2, ["0.2", "0.9"], ["t"], extras[:2], **RANKED)
 
 
 async def test_trainers_that_pass_one_response_refuse_to_rank_before_the_first_request(scorer: RankingScorer) -> None:
@@ -131,7 +145,7 @@ async def test_trainers_that_pass_one_response_refuse_to_rank_before_the_first_r
     for adapter in (AREAL, OPENRLHF, ROLL):
         with pytest.raises(ConfigError, match=f"rank: scores is not possible with {adapter.trainer}, which does not pass the responses"):
             adapter.checked(config)
-    with pytest.raises(QRewardError, match="verl's manager batch with the function compute_scores"):
+    with pytest.raises(QRewardError, match="verl, which scores each sample by itself; leave it out, or call compute_scores"):
         await verl.compute_score("d", "0.2", "t", {"question": "p"}, **RANKED)
     assert scorer.ranked == []
 

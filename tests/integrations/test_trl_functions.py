@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from adapter_fakes import SETTINGS, FakeScorer, installed
 
@@ -121,6 +122,14 @@ class NeedsReference(FakeScorer):
         if given["reference"] is None:
             raise ConfigError("the prompt names {reference}, but the item has no 'reference' (it is missing or None)")
         return await super().score(prompt, response, **given)
+
+
+async def test_numbers_and_arrays_of_numpy_in_a_list_are_values_as_any_other(scorer: FakeScorer) -> None:
+    solutions = [numpy.float32(4), numpy.array([1, 2]), {"sum": numpy.int64(4)}]
+    assert await Trainer().call(reward(SETTINGS), ["1"] * 3, solution=solutions) == [1.0] * 3
+    found = [each["reference"] for each in scorer.asked]
+    assert found == [4.0, [1, 2], {"sum": 4}]
+    json.dumps(found)
 
 
 async def test_a_row_whose_reference_is_none_fails_alone_but_no_column_for_it_is_a_wrong_setting() -> None:

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed
+from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed, stub_modules
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import verl as function_module
-from qreward.integrations.verl import ADAPTER, compute_score, plain, settings_of
+from qreward.integrations.trainers.texts import plain
+from qreward.integrations.verl import ADAPTER, compute_score, settings_of
 
 KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 
@@ -58,6 +59,20 @@ async def test_a_failed_judge_never_becomes_a_number_unless_the_user_chose_it(sc
             await scored("late", **chosen)
         assert any("on_failure" in note for note in caught.value.__notes__)
     assert (await scored("late", on_failure=0.0))["score"] == 0.0
+
+
+async def test_an_error_is_said_to_become_zero_once_where_verls_manager_rate_limited_is_in_use(
+    scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = SimpleNamespace(_class_initialized=False)
+    stub_modules(monkeypatch, {function_module.LIMITED: {"RateLimitedRewardManager": manager}})
+    for in_use, lines in ((False, 0), (True, 1), (True, 1)):
+        manager._class_initialized = in_use
+        with pytest.raises(RequestTimeout):
+            await scored("late")
+        with pytest.raises(ConfigError):
+            await scored("1", on_failur="raise")
+        assert caplog.text.count("rate_limited turns this error and all others into a reward of 0.0; use naive or QRewardManager") == lines
 
 
 async def test_what_verl_adds_is_ignored_a_strange_name_is_said_once_and_a_near_one_is_an_error(

@@ -19,7 +19,6 @@ from pydantic import BaseModel, Field
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
 from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, make_scorer
-from qreward.judge.codec import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
 JUDGES = [FakeEndpoint("a", responder="judge")]
@@ -87,11 +86,12 @@ async def test_a_verdict_is_named_by_its_place_and_its_own_scale_counts_where_no
 def test_a_verdict_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "verdicts_here.py").write_text("from pydantic import BaseModel\nclass Mine(BaseModel):\n    score: float\n")
-    assert verdict_named("verdicts_here:Mine").__name__ == "Mine"
+    source = "from pydantic import BaseModel, Field\nclass Mine(BaseModel):\n    score: float = Field(ge=0, le=7)\n"
+    (tmp_path / "verdicts_here.py").write_text(source)
+    assert Judge.from_config(some_client(), {"model": "m", "verdict": "verdicts_here:Mine"}).score_range == (0.0, 7.0)
     for name, said in {"verdicts_here:Mime": "did you mean 'Mine'?", "yesno": "did you mean 'yes_no'?"}.items():
         with pytest.raises(ConfigError, match=re.escape(said)):
-            verdict_named(name)
+            Judge.from_config(some_client(), {"model": "m", "verdict": name})
 
 
 def test_a_scorer_is_made_of_settings_or_of_a_name_and_a_judge_over_a_client_that_awaits() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 from random import Random
 from typing import Any
@@ -207,6 +208,34 @@ def test_rejects_at_random_cost_hardly_more_than_the_requests_whatever_wait_they
     cases["calls"] = ([quick(rejects=0.02, hint=5.0)], lambda fleet: fleet.calls([EQUAL] * 1500, 64), 9.0)
     cases["one of two"] = ([quick(rejects=0.02, hint=5.0), quick()], batch(3000), 9.0)
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
+
+
+def test_calls_of_which_few_are_in_flight_survive_a_restart_of_the_only_server() -> None:
+    """A server that has answered and now refuses connections restarts. Nobody has five failures to show that it is out of service."""
+    lost = {}
+    for seed, each, down in product(seeds(2), (1, 3, 4, 24), (3.0, 20.0)):
+        fleet = Fleet([Server(dead=(5.0, 5.0 + down))], seed)
+        seconds = fleet.steps([EQUAL] * 24 * each, each)
+        if fleet.lost or seconds > 24 * 0.35 + down + 4.0:
+            lost[seed, each, down] = fleet.lost, seconds
+    assert lost == {}
+
+
+def test_an_address_that_never_answered_fails_its_calls_at_once() -> None:
+    fleet = Fleet([Server(dead=(0.0, 1e9))], 1)
+    assert fleet.calls([EQUAL], 1) < 5.0
+    assert fleet.lost == 1
+
+
+def test_when_every_server_fails_for_ten_seconds_small_steps_wait_and_hardly_a_call_is_lost() -> None:
+    """A server answers or fails whatever the call is, so the calls are not the cause, although each has failed at several servers."""
+    lost = {}
+    for seed, (servers, each) in product(seeds(3), ((1, 24), (2, 4), (2, 8), (4, 24), (8, 8), (8, 24))):
+        fleet = Fleet([Server(broken=(5.0, 15.0)) for _ in range(servers)], seed)
+        fleet.steps([EQUAL] * 24 * each, each)
+        if fleet.lost > each / 2 + 1:  # without the rule: the calls of four steps
+            lost[seed, servers, each] = fleet.lost
+    assert lost == {}
 
 
 def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_do() -> None:

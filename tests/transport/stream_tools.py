@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from typing import Any
 
 from shared_tools import run
@@ -65,7 +66,7 @@ async def ask(backend: HttpBackend, endpoint: Endpoint, what: WireRequest | None
     opened = await backend.stream(endpoint, what or call())
     if isinstance(opened, Failure):
         return "", opened
-    async with opened as stream:
+    async with aclosing(opened) as stream:
         return await read_on(stream)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 from shared_tools import PATIENCE, completion
@@ -146,7 +147,7 @@ async def test_a_stream_of_an_endpoint_that_is_not_kept_any_more_is_read_to_its_
         backend, texts = HttpBackend(), []
         stream = await backend.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
-        async with asyncio.timeout(PATIENCE), stream:
+        async with asyncio.timeout(PATIENCE), aclosing(stream):
             while (chunks := await stream.read()) is not None:
                 texts += [chunk.text for chunk in chunks]
                 backend.keep([])

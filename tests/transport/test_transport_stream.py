@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import warnings
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ async def test_a_stream_that_is_left_also_while_it_is_read_is_closed_at_once_and
     async with backend_to(begun(said("ye"), hang), engine, tls=tls) as (server, endpoint, backend):
         stream = await backend.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
-        async with stream:
+        async with aclosing(stream):
             if how != "unread":
                 assert await stream.read()
             reader = asyncio.create_task(stream.read()) if how in ("close", "cancel") else None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, Unbound, WireRequest, ending_of
+from qreward.codecs.base import Codec, Malformed, Unbound, WireRequest, WithoutText, ending_of
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output, tokens_of
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.server_info import Load
@@ -243,16 +243,13 @@ class ItemAnswer(msgspec.Struct, gc=False):
         return first if isinstance(first, dict) else {}
 
 
-class ListAnswer(msgspec.Struct, gc=False):
+class ListAnswer(WithoutText, gc=False):
     items: list[Any]
     usage: Usage | None
     each: Sequence[Usage | None] | None
     sizes: list[float]
     outputs: list[float] | None = None
     kind: type[ItemAnswer] = ItemAnswer
-
-    def text(self) -> str:
-        return ""
 
     def build(self) -> list[Any]:
         """Return the values. Raises the error of the first failed item."""
@@ -294,16 +291,13 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
 
 class Choices(ItemAnswer, gc=False):
     def build(self) -> Any:
-        from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-        return [CompletionChoice.construct(**{"logprobs": None, **choice}) for choice in self.value]
+        kind = jsonio.openai_type("CompletionChoice")
+        return [kind.construct(**{"logprobs": None, **choice}) for choice in self.value]
 
 
 class Moderated(ItemAnswer, gc=False):
     def build(self) -> Any:
-        from openai.types import Moderation  # noqa: PLC0415
-
-        return Moderation.construct(**self.value)
+        return jsonio.openai_type("Moderation").construct(**self.value)
 
 
 class Operation(Unbound):
@@ -314,15 +308,12 @@ class Operation(Unbound):
         self.item = item
         self.check = check
 
-    def validate(self, inputs: Any) -> Any:
-        return inputs  # ``MergeSpec`` reads each item with ``item``
-
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
 
 
-class ListCodec:
+class ListCodec(Codec):
     """Encodes the requests and decodes the responses of one operation, for one kind of server.
 
     To support another server, write a subclass, set its attributes, and override the methods in which the server differs.
@@ -351,8 +342,6 @@ class ListCodec:
             rows_in = "rewards"
     """
 
-    path: str
-    native: ClassVar[bool] = False
     member: ClassVar[str] = "input"
     texts: ClassVar[bool] = True
     pairs: ClassVar[bool] = False
@@ -448,9 +437,6 @@ class ListCodec:
     def outputs(self, values: list[Any]) -> list[float] | None:  # noqa: ARG002 - for subclasses
         """Return the size of each item's generated text, or None if the operation generates no text."""
         return None
-
-    def validate(self, inputs: Any) -> Any:
-        return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return self.operation.estimate_tokens(call)

@@ -86,7 +86,6 @@ def numbers(raw: Any, what: str) -> list[float]:
 
 
 def row_of(raw: Any) -> dict[str, Any]:
-    """Return the row. Raises ``InvalidRow`` if the row is not an object, or if the row is an error."""
     if not isinstance(raw, dict):
         raise InvalidRow(f"its result is {safe_repr(raw)}, not an object")
     if is_error(raw):

@@ -14,7 +14,6 @@ from qreward.codecs.base import Malformed
 MODELS = "/v1/models"
 SLOTS = "/slots"
 LIMITS = ("items", "concurrency", "input_tokens", "batch_tokens", "cache_tokens")
-"""Fields of ``Load`` that are limits."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -131,7 +130,6 @@ def _document(body: bytes) -> Any:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Return the object in a body; an empty one if there is none."""
     document = _document(body)
     return document if isinstance(document, dict) else {}
 

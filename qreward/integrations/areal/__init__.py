@@ -1,8 +1,4 @@
-"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows. Only ``workflow.py`` imports AReaL.
-
-After an error, AReaL calls ``reward`` again, up to four times in all, and then rejects the whole group. If AReaL's own time limit ends a
-call, the reward is 0. ``reward`` therefore finishes before that limit.
-"""
+"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows. Only ``workflow.py`` imports AReaL."""
 
 from __future__ import annotations
 

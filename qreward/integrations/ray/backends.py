@@ -243,18 +243,14 @@ async def _answer(reference: Any) -> Any:
     except Exception as error:
         never_started = type(error).__name__ in NEVER_STARTED or getattr(error, "actor_init_failed", False)
         if never_started or is_death(error):
-            excused = getattr(error, "preempted", False)
-            raise ActorLost(_last_line(str(error)), excused=excused, never_started=never_started) from None
+            # the last line of Ray's message names the cause; a long advice at its end is cut off
+            lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
+            reason = lines[-1][:240] if lines else "it died"
+            raise ActorLost(reason, excused=getattr(error, "preempted", False), never_started=never_started) from None
         if type(error).__name__ == "TaskCancelledError":
             raise RequestError("the batch was cancelled in its actor; its items may be submitted again") from None
         cause = getattr(error, "cause", None)  # a RayTaskError has a cause, for example if results cannot be pickled
         raise (cause if isinstance(cause, Exception) else error) from None
-
-
-def _last_line(text: str) -> str:
-    """Return the last line of Ray's message about a death, because it names the cause, without the end of a long advice."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
-    return lines[-1][:240] if lines else "it died"
 
 
 def is_connected() -> bool:

@@ -1,7 +1,6 @@
 """Rewards of a judge or a reward model in ROLL: a reward worker, a rollout loop and a group filter that drop what could not be judged.
 
-``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. ROLL drops unknown keys of a worker. The
-settings are therefore in ``reward_manager_config``, a list of mappings that ROLL does not validate.
+ROLL drops unknown keys of a worker, but does not validate ``reward_manager_config``, a list of mappings, which has the settings.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
 
 
 def _settings_of_rolls_judge(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in the keys of ROLL's own judge."""
     names = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt", "judge_model_type")
     model, urls, key, prompt, kind = (getattr(worker, name, None) for name in names)
     if kind not in (None, "api"):

@@ -1,8 +1,4 @@
-"""The base of the trainers' adapters. An adapter turns rows of data into items, a rewarder scores them, and both know no trainer.
-
-A process has one rewarder for each settings, and one client for each configuration. They are made without an event loop, may be used from
-any number of loops and threads, and are closed in all loops when the process ends.
-"""
+"""The base of the trainers' adapters. An adapter turns rows of data into items, a rewarder scores them, and both know no trainer."""
 
 from __future__ import annotations
 
@@ -38,6 +34,7 @@ from qreward.integrations.trainers.settings import (
     prompt_fields,
     template_fields,
 )
+from qreward.integrations.trainers.texts import plain
 from qreward.integrations.trainers.verdicts import Scored, VerdictFile, writable
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
@@ -253,7 +250,7 @@ class Adapter:
                     f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. There are {listed}."
                 )
             item["prompt"] = ""
-        return item
+        return {field: plain(value) for field, value in item.items()}
 
     async def score(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
         """Score the items of all rows, as :meth:`Rewarder.score_many`."""

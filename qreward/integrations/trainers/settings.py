@@ -162,12 +162,8 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
     if not given:
         raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
     content, read_at = read_reward_settings(given)
-    return reward_config_of(content, SettingsLocation(place) if place else read_at)
-
-
-def reward_config_of(content: Mapping[str, Any], place: SettingsLocation) -> RewardConfig:
-    """Validate what :func:`read_reward_settings` has read. A ``ConfigError`` names the place."""
-    return place.validated(RewardConfig, content).at(str(place))
+    location = SettingsLocation(place) if place else read_at
+    return location.validated(RewardConfig, content).at(str(location))
 
 
 _LEAST = f"it must contain at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}"

@@ -66,8 +66,12 @@ def _overlap(left: str, right: str, shortest: int) -> int:
     return len(left) - begin if begin >= 0 else 0
 
 
-def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(
+    prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any], *, whole: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each completion: its values in the columns (lists, arrays or series), and ``prompt`` and ``response``.
+
+    ``whole`` is that of :func:`conversation`.
 
     Raises ``ConfigError`` if a column has another length.
     """
@@ -77,25 +81,27 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
         if len(values) != len(completions):
             raise ConfigError(f"the column {name!r} has {len(values)} values for {len(completions)} completions; it needs one for each")
     for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        before, response = conversation(prompt, completion)
+        before, response = conversation(prompt, completion, whole=whole)
         yield {**{name: values[at] for name, values in lists.items()}, "prompt": before, "response": response}
 
 
-def conversation(prompt: Any, completion: Any) -> tuple[Any, Any]:
+def conversation(prompt: Any, completion: Any, *, whole: bool = False) -> tuple[Any, Any]:
     """Return the prompt and the last assistant message. Messages in between, such as tool results, join the prompt.
 
     The message is its text, or a list with the message if it also has tool calls or other parts than texts. It is None if the completion
     is None or has no assistant message, or if the last assistant message has neither content nor tool calls.
+
+    With ``whole``, the prompt stays as it is, and several messages are the response together, so that responses to one prompt are compared.
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion
-    messages = list(completion)
-    last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
-    if last is None:
-        return prompt, None
+    messages: list[Mapping[str, Any]] = list(completion)
+    spoken = [(at, message) for at, message in enumerate(messages) if message.get("role") == "assistant"]
+    last, message = spoken[-1] if spoken else (0, {})
+    if whole and messages[1:]:
+        return prompt, None if is_missing(message) else messages
     if last:
         prompt = [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *messages[:last]]
-    message = messages[last]
     content: Any = message.get("content")
     if is_missing(message):
         return prompt, None
@@ -105,3 +111,14 @@ def conversation(prompt: Any, completion: Any) -> tuple[Any, Any]:
         return prompt, content
     texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
     return prompt, "\n".join(texts) if len(texts) == len(content) else [message]
+
+
+def plain(value: Any) -> Any:
+    """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(inner) for inner in value]
+    return value

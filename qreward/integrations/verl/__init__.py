@@ -1,14 +1,11 @@
-"""Rewards of a judge or a reward model in verl, which loads them by the name of this package.
-
-``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`.
-``reward.reward_manager.source=importlib`` uses ``QRewardManager``, which is imported on first access, because only this class needs verl.
-"""
+"""Rewards of a judge or a reward model in verl, which loads them by the name of this package."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,12 +14,15 @@ from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.settings import merged, read_reward_settings
+from qreward.integrations.trainers.texts import plain
 from qreward.spelling import closest
 
 __all__ = ["compute_score", "compute_scores"]
 
 ROUTER = "reward_router_address"
 """Argument that verl passes if it serves a reward model itself."""
+LIMITED = "verl.experimental.reward_loop.reward_manager.limited"
+"""Module of verl's manager ``rate_limited``, which turns every error into a reward of 0.0."""
 NOTE = "A missing reward ends the run. To continue with a number in its place, set on_failure to that number."
 PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
 
@@ -32,7 +32,7 @@ ADAPTER = Adapter(
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
     logs=False,
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
-    no_groups="whose compute_score has one sample; use verl's manager batch with the function compute_scores",
+    no_groups="which scores each sample by itself; leave it out, or call compute_scores in your own code with whole groups",
 )
 _GROUPS = replace(ADAPTER, no_groups="")
 
@@ -63,7 +63,15 @@ async def compute_score(
         ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
     """
     row = _row(data_source, solution_str, ground_truth, extra_info)
-    return (await score_rows(ADAPTER, [row], settings_of(kwargs)))[0]
+    try:
+        return (await score_rows(ADAPTER, [row], settings_of(kwargs)))[0]
+    except Exception as error:
+        manager = getattr(sys.modules.get(LIMITED), "RateLimitedRewardManager", None)
+        if getattr(manager, "_class_initialized", False) and LIMITED not in _WARNED:
+            _WARNED.add(LIMITED)
+            said = "verl's manager rate_limited turns this error and all others into a reward of 0.0; use naive or QRewardManager"
+            _log.error("%s, with limits in client: %s", said, error)
+        raise
 
 
 def compute_scores(
@@ -73,14 +81,18 @@ def compute_scores(
     extra_infos: Sequence[Mapping[str, Any] | None],
     **kwargs: Any,
 ) -> list[dict[str, Any]]:
-    """Score a batch, whose arguments are lists of those of :func:`compute_score`. verl's reward manager ``batch`` calls this function.
+    """Score a batch, whose arguments are lists of those of :func:`compute_score`. With ``rank``, the responses to one prompt are ranked.
 
-    With ``rank`` in the settings, the responses to one prompt are ranked.
+    verl before 0.7.1 calls this function in its reward manager ``batch``. No manager of later versions does; it is for your own code.
 
-    Example:
-        ``reward.custom_reward_function.name=compute_scores reward.reward_manager.name=batch``
+    Raises:
+        ValueError: the lists differ in length.
     """
-    rows = [*map(_row, data_sources, solution_strs, ground_truths, extra_infos)]
+    columns = {"data_sources": data_sources, "solution_strs": solution_strs, "ground_truths": ground_truths, "extra_infos": extra_infos}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len({*lengths.values()}) > 1:
+        raise ValueError(f"the lists of compute_scores differ in length: {lengths}; pass one value for each sample in each list")
+    rows = [*map(_row, *columns.values())]
     return portal().call(score_rows, _GROUPS, rows, settings_of(kwargs))
 
 
@@ -92,9 +104,8 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
 async def score_rows(
     adapter: Adapter, rows: Sequence[Mapping[str, Any]], config: RewardConfig, step: int | None = None
 ) -> list[dict[str, Any]]:
-    """Score the items in the columns of ``rows``, and return the results for verl."""
     made = adapter.rewarder(config)
-    scored = await made.score_many([plain(adapter.item(row, config)) for row in rows], step=step)
+    scored = await adapter.score(made, rows, step=step)
     return [result_of(each, config) for each in scored]
 
 
@@ -131,17 +142,6 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
             known = load_reward_config(settings, place=known.place)
         _CONFIGS[key] = _GROUPS.checked(known)
     return known
-
-
-def plain(value: Any) -> Any:
-    """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(inner) for inner in value]
-    return value
 
 
 def __getattr__(name: str) -> Any:

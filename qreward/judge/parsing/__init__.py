@@ -37,7 +37,10 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     if not text.strip():
         raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
     if form.reads:
-        return schema.of_value(form.reads(without_reasoning(text)[1]))
+        stated = form.reads(without_reasoning(text)[1])
+        if stated is None:
+            raise Unreadable("The answer function finds no verdict.")
+        return stated if isinstance(stated, model) else schema.of_members({schema.key: stated})
     whole = _whole_object(text)
     if whole is not None:
         return schema.of_members(whole)

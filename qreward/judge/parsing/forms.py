@@ -34,11 +34,6 @@ class Form(NamedTuple):
     values: tuple[tuple[str, float], ...] = ()
     reads: Callable[[str], Any] | None = None
 
-    @property
-    def is_strict(self) -> bool:
-        """True if an answer in no other form is accepted, because the user has written a pattern."""
-        return self.marked is not None and self.example is None
-
     def instruction(self, scale: tuple[float, float], options: Sequence[str]) -> str:
         """Return the part of a prompt that asks for an answer in this form; ``""`` if only the user's prompt can do that."""
         if self.example is None:

@@ -26,7 +26,6 @@ from qreward.judge.parsing.text import (
     plain_number,
     score_of,
     sentences,
-    shown,
     spellings,
     vocabulary,
 )
@@ -129,7 +128,7 @@ class TextReader:
         self._alone = re.compile(value, re.IGNORECASE)
         self._heading = re.compile(rf"{_LEAD}{labels}{_RANGE} ?[:\uff1a]?", re.IGNORECASE)
         self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
-        low, top = ("(?!)" if self._scale is None else re.escape(shown(end)) for end in self._scale or (0, 0))
+        low, top = ("(?!)" if self._scale is None else re.escape(f"{end:g}") for end in self._scale or (0, 0))
         self._of_top = re.compile(rf" ?(?:/|out of) ?{top}(?!\w|\.\d)", re.IGNORECASE)
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
@@ -138,7 +137,7 @@ class TextReader:
         value = self._read_form(text, self._in_form) if self._in_form else None
         if value is not None:
             return value, None
-        if self._form.is_strict:
+        if self._form.marked and self._form.example is None:  # a pattern of the user
             raise Unreadable("The answer does not have the form that was asked for.")
         return self._read_sentences(text)
 
@@ -188,21 +187,19 @@ class TextReader:
     def _is_own(self, sentence: Sentence, before: str, after: str) -> bool:
         if not sentence.own or (self._form.label and not _LEADS.fullmatch(before)):
             return False
+        judges = self._judging.search(before) or _RATES.search(before) or _RATES.search(after)
+        # a score that is said of another text or person, as in "The response ends: [[10]]"
+        is_of_another = self._options is None and not judges and NAMES_ANOTHER.search(before)
         says = [*SAYS.finditer(before)]
         heads = HEADS_SPEECH.match(before)
         clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
         return not (
             (says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])))
             or (heads and heads[0][-1] in ":：")
-            or ((_SUPPOSED.search(before) or self._is_of_another(before, after)) and not PERSON.search(before))
+            or ((_SUPPOSED.search(before) or is_of_another) and not PERSON.search(before))
             or _NOT_OWN.search(before)
             or _NEGATION.search(clause)
         )
-
-    def _is_of_another(self, before: str, after: str) -> bool:
-        """Return whether a score is said of another text or person, and nothing says that it judges: "The response ends: [[10]]"."""
-        judges = self._judging.search(before) or _RATES.search(before) or _RATES.search(after)
-        return self._options is None and not judges and bool(NAMES_ANOTHER.search(before))
 
     def _may_precede_a_box(self, before: str) -> bool:
         """Return whether a box after these words can be a verdict. The solution of a task stands in a box too."""
@@ -249,14 +246,13 @@ class TextReader:
             heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
 
     def _value_in(self, match: re.Match[str]) -> Any:
-        if match.groupdict().get("unclear"):
+        groups = match.groupdict()
+        if groups.get("unclear"):
             raise Unreadable("The verdict is none of the values that were asked for.")
         if self._options is not None:
-            groups = match.groupdict()
             if groups.get("tied"):
                 return self._tie
             return choice_of(groups["option"] or groups.get("chosen") or groups["better"], self._values)
-        groups = match.groupdict()
         if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
         low, high = groups.get("low"), groups.get("high")

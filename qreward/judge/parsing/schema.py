@@ -18,7 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
 from qreward.judge.parsing.quotes import Unreadable
-from qreward.judge.parsing.text import Scale, choice_of, number_of, shown, spellings
+from qreward.judge.parsing.text import Scale, choice_of, number_of, spellings
 
 M = TypeVar("M", bound=BaseModel)
 _OF_REVISED = r"(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)"
@@ -120,10 +120,8 @@ class FieldKind(NamedTuple):
         """Raise ``ConfigError`` if the field ``name`` cannot have the scores of the scale."""
         for bound, number in self.bounds.items():
             if scale[0] < number if bound.lower().endswith("minimum") else scale[1] > number:
-                limit = _IN_WORDS[bound].format(shown(number))
-                raise ConfigError(
-                    f"{name} is limited to {limit}, and the scale is {shown(scale[0])} to {shown(scale[1])}; set a scale within it"
-                )
+                limit = _IN_WORDS[bound].format(f"{number:g}")
+                raise ConfigError(f"{name} is limited to {limit}, and the scale is {scale[0]:g} to {scale[1]:g}; set a scale within it")
 
 
 class VerdictSchema(Generic[M]):
@@ -222,11 +220,6 @@ class VerdictSchema(Generic[M]):
             if (low and ends[0] not in {self.scale[0], 0, 1}) or (high and ends[-1] != self.scale[1]):
                 raise Unreadable("The JSON object names another scale beside its score.")
 
-    def of_value(self, value: object) -> M:
-        if value is None:
-            raise Unreadable("The answer function finds no verdict.")
-        return value if isinstance(value, self.model) else self.of_members({self.key: value})
-
     def value_of(self, members: dict[str, Any]) -> object:
         """Return the value that is compared with that of another verdict; None if no member decides. Raises :class:`Unreadable`."""
         if self._deciding.isdisjoint(map(_folded, members)):
@@ -245,7 +238,7 @@ class VerdictSchema(Generic[M]):
             for own, value in self.kind.numerals:
                 if own == number:
                     return value
-            raise Unreadable(f"The score must be one of {', '.join(shown(own) for own, _ in self.kind.numerals)}.")
+            raise Unreadable(f"The score must be one of {', '.join(f'{own:g}' for own, _ in self.kind.numerals)}.")
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
@@ -295,10 +288,10 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
 def _inclusive(part: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a whole number with ``ge`` and ``le`` in place of ``gt`` and ``lt``."""
     part = dict(part)
-    if (above := part.pop("exclusiveMinimum", None)) is not None:
-        part["minimum"] = max(part.get("minimum", -inf), above + 1)
-    if (below := part.pop("exclusiveMaximum", None)) is not None:
-        part["maximum"] = min(part.get("maximum", inf), below - 1)
+    if "exclusiveMinimum" in part:
+        part["minimum"] = max(part.get("minimum", -inf), part.pop("exclusiveMinimum") + 1)
+    if "exclusiveMaximum" in part:
+        part["maximum"] = min(part.get("maximum", inf), part.pop("exclusiveMaximum") - 1)
     return part
 
 
@@ -337,7 +330,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
     if model in _DESCRIPTIONS:
         strict["description"] = _DESCRIPTIONS[model]
     if shape.kind.number and scale and not shape.kind.numerals:  # choices state the allowed values themselves
-        span = f"from {shown(scale[0])} to {shown(scale[1])}"
+        span = f"from {scale[0]:g} to {scale[1]:g}"
         strict["properties"][shape.key] = _described(strict["properties"][shape.key], span)
     return strict
 

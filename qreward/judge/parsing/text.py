@@ -60,12 +60,8 @@ def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
     if not math.isfinite(number):
         raise Unreadable("The score must be a finite number.")
     if scale and not scale[0] <= number <= scale[1]:
-        raise Unreadable(f"The score must be from {shown(scale[0])} to {shown(scale[1])}.")
+        raise Unreadable(f"The score must be from {scale[0]:g} to {scale[1]:g}.")
     return number
-
-
-def shown(end: float) -> str:
-    return f"{end:g}"
 
 
 # Choices.

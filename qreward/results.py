@@ -45,8 +45,8 @@ class Answered(Protocol):
 class Result(Generic[T]):
     """The outcome of one item: a response or an error.
 
-    A chat completion succeeds if it is complete, or was cut off at its token limit (``finish_reason`` is then ``"length"``). One that the
-    server aborted or filtered, or that ended for an unknown reason, fails with :class:`~qreward.errors.InvalidResponse`.
+    A chat completion succeeds if it is complete, was cut off at its token limit (``finish_reason`` is then ``"length"``), or ended for an
+    unknown reason. One that the server aborted or filtered fails with :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
         index: index of the item in the batch, from 0.

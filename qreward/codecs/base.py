@@ -113,13 +113,14 @@ LENGTH = "length"
 """The ``finish_reason`` of a response that was cut off at the token limit of the request."""
 ABORTED = frozenset({
     "abort", "aborted", "cancel", "canceled", "cancelled", "error", "error_limit", "error_toxic", "failed", "failure",
-    "insufficient_system_resource", "internal_error", "malformed_function_call", "network_error", "server_error", "timeout",
-    "unexpected_tool_call", "user_cancel",
+    "insufficient_system_resource", "internal_error", "malformed_function_call", "malformed_response", "network_error", "server_error",
+    "time_limit", "timeout", "unexpected_tool_call", "user_cancel",
 })  # fmt: skip
 """Values of ``finish_reason`` that mean that the server aborted the generation. Another attempt may succeed."""
 WITHHELD = frozenset({
-    "blocked", "blocklist", "content_filter", "content_filtered", "content_policy", "guardrail_intervened", "image_safety", "moderation",
-    "pause_turn", "prohibited_content", "recitation", "refusal", "safety", "sensitive", "spii",
+    "blocked", "blocklist", "content_filter", "content_filtered", "content_policy", "guardrail_intervened", "image_prohibited_content",
+    "image_recitation", "image_safety", "language", "model_armor", "moderation", "pause_turn", "prohibited_content", "recitation",
+    "refusal", "safety", "sensitive", "spii",
 })  # fmt: skip
 """Values of ``finish_reason`` that mean that the server withheld a part of the response."""
 
@@ -140,12 +141,14 @@ _MEANINGS = {
 
 
 def ending_of(reason: object) -> str | None:
-    """Return a finish reason in lower case, or None if there is no reason. Reasons that mean ``length`` become ``"length"``."""
+    """Return a finish reason in lower case, or None if there is no reason. Reasons that mean ``length`` become ``"length"``. Of a reason
+    with two parts, such as Gemini's ``content_filter: RECITATION``, the part that means a failure is returned."""
     if isinstance(reason, dict):
         reason = reason.get("type", "unknown")
     if reason is None:
         return None
     ending = str(reason).strip().lower()
+    ending = next(filter(is_failure, ending.split(": ")), ending)
     return None if ending in ("", "null") else LENGTH if ending in _CUT else ending
 
 

@@ -10,7 +10,18 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unfinished, WireRequest, WithoutText, ending_of
+from qreward.codecs.base import (
+    ABORTED,
+    WITHHELD,
+    Codec,
+    EmbeddedError,
+    Malformed,
+    Unfinished,
+    WireRequest,
+    WithoutText,
+    ending_of,
+    is_failure,
+)
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -64,7 +75,7 @@ class ChatCodec(Codec):
 
     path = "/chat/completions"
     failures: ClassVar[frozenset[str]] = ABORTED | WITHHELD
-    """Values of ``finish_reason`` for which ``Unfinished`` is raised."""
+    """Values of ``finish_reason`` for which ``Unfinished`` is raised. If there are none, responses are not checked."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         all_text = True
@@ -86,18 +97,24 @@ class ChatCodec(Codec):
         first = seen.choices[0] if len(seen.choices) == 1 else first_of(seen.choices, [choice.index for choice in seen.choices])
         if first.error:
             raise EmbeddedError(first.error)
-        if first.message is None:
-            raise Malformed("the answer has a choice without a message")
         for choice in seen.choices:
             if choice.finish_reason != "stop":
                 self.check_ending(choice.finish_reason)
-        reason = first.finish_reason
-        return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
+        self.check_count(len(seen.choices), call.params)
+        ending = "stop" if first.finish_reason == "stop" else ending_of(first.finish_reason)
+        if first.message is None and not is_failure(ending):
+            raise Malformed("the answer has a choice without a message")
+        return ChatAnswer(body, call.model, first.message and first.message.content, seen.usage, ending)
 
     def check_ending(self, reason: object) -> None:
         ending = ending_of(reason)
         if ending is not None and ending in self.failures:
             raise Unfinished(ending)
+
+    def check_count(self, found: int, params: Mapping[str, Any]) -> None:
+        """Raise ``Malformed`` if a response has fewer choices than the request asks for. Some servers ignore ``n``."""
+        if found < (count := count_of(params)) and self.failures:
+            raise Malformed(f"the answer has {found} of {count} choices")
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return tokens_of(call.inputs), most_output(call.params)
@@ -113,7 +130,7 @@ class ChatCodec(Codec):
 
 
 class VerbatimChatCodec(ChatCodec):
-    """Accepts every ``finish_reason``, unlike ``ChatCodec``. It is for programs that check the reason themselves."""
+    """Accepts every ``finish_reason`` and any number of choices, unlike ``ChatCodec``. It is for programs that check both themselves."""
 
     failures = frozenset()
 
@@ -127,10 +144,14 @@ def tokens_of(messages: Iterable[Mapping[str, Any]]) -> float:
 
 def most_output(params: Mapping[str, Any]) -> float:
     """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit."""
-    most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
-    if type(most) is not int or most < 0:
-        return 0.0
-    return float(min(most * (choices if type(choices) is int and choices > 0 else 1), MOST_TOKENS))
+    most = params.get("max_completion_tokens") or params.get("max_tokens")
+    return float(min(most * count_of(params), MOST_TOKENS)) if type(most) is int and most > 0 else 0.0
+
+
+def count_of(params: Mapping[str, Any]) -> int:
+    """Return the number of choices that a request asks for."""
+    choices = params.get("n")
+    return choices if type(choices) is int and choices > 0 else 1
 
 
 def first_of(choices: list[Any], indexes: Iterable[object]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, Malformed, ending_of
+from qreward.codecs.base import LENGTH, EmbeddedError, Malformed, ending_of, is_failure
 from qreward.codecs.chat import ChatAnswer, completed, joined, paired
 from qreward.codecs.error_body import error_in
 from qreward.codecs.sse import Event
@@ -170,9 +170,13 @@ class _Choice:
             for name, value in choice.more.items():
                 _merge(self.more, name, value, joins=False)
             kept += length
-        if choice.ending is not None:
+        if choice.ending is not None and (self.goes_on or is_failure(choice.ending) or not self._is_cut()):
             self.ending = choice.finish_reason
         return kept
+
+    def _is_cut(self) -> bool:
+        ending = ending_of(self.ending)
+        return ending == LENGTH or is_failure(ending)
 
     def text(self) -> str:
         return paired("".join(self.message.get("content", ())))
@@ -239,8 +243,12 @@ class StreamAccumulator:
         chunk.text = text
 
     @property
-    def empty(self) -> bool:
-        return not self._choices
+    def count(self) -> int:
+        return len(self._choices)
+
+    @property
+    def ended(self) -> bool:
+        return all(choice.ending is not None for choice in self._choices.values())
 
     @property
     def goes_on(self) -> bool:
@@ -249,7 +257,7 @@ class StreamAccumulator:
 
     def finished(self, choices: int) -> bool:
         """Return True if at least ``choices`` choices were received, and all received choices have ended and had no output since."""
-        return len(self._choices) >= choices and all(choice.ending is not None and not choice.goes_on for choice in self._choices.values())
+        return self.count >= choices and self.ended and not self.goes_on
 
     @property
     def finish_reason(self) -> str | None:

@@ -37,7 +37,7 @@ from qreward.decisions import (
     answers_of,
     too_improbable,
 )
-from qreward.errors import BadRequest, InvalidResponse, QRewardError
+from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, QRewardError
 from qreward.records import Usage
 from qreward.settings.policies import Endpoint
 
@@ -561,9 +561,9 @@ class DecisionCodec(Unbound):
         """Return the dialect in which a refused request is sent again: a server that does not have the path is asked in the others, and so
         is one that refuses the body and has not answered before. ``tried`` has the errors of the dialects so far."""
         known, last = self.known(endpoint, model), [*tried.values()][-1]
-        if status_of(last) not in NO_SUCH_PATH and (known in tried or not refuses_body(last)):
+        if not lacks_path(last, known) and (known in tried or not refuses_body(last)):
             return None
-        missing = {dialect.path for dialect, error in tried.items() if status_of(error) in NO_SUCH_PATH}
+        missing = {dialect.path for dialect, error in tried.items() if lacks_path(error, known)}
         found = next((each for each in self.to_try(endpoint, model) if each not in tried and each.path not in missing), None)
         if found is not None and known in tried:  # the server was replaced; its path is gone
             self.remember(endpoint, model, found)
@@ -594,6 +594,11 @@ class DecisionCodec(Unbound):
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens
+
+
+def lacks_path(error: Exception, known: Dialect | None) -> bool:
+    """Return True if the server does not have the path. Gateways may say so with 403, which means a wrong key once a dialect is known."""
+    return status_of(error) in NO_SUCH_PATH or (known is None and isinstance(error, AuthenticationFailed) and status_of(error) == 403)
 
 
 def refuses_body(error: Exception) -> bool:

@@ -91,7 +91,10 @@ def _message(value: Any) -> str:
 
 
 def _names(document: dict[str, Any]) -> tuple[str, ...]:
-    values = [document.get(member) for member in ("code", "type", "error_type", "error_code", "status", "reason")]
+    details = document.get("details")
+    # Google's reasons come first, because its codes and statuses are general
+    values = [each.get("reason") for each in details if isinstance(each, dict)] if isinstance(details, list) else []
+    values += [document.get(member) for member in ("code", "type", "error_type", "error_code", "status", "reason")]
     if isinstance(about := document.get("metadata"), dict) and "flagged_input" in about:
         values.append("content_filter")  # OpenRouter's moderation, with status 403
     if document.get("param"):
@@ -101,7 +104,7 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
 
 QUOTA = frozenset({
     "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
-    "insufficient_credits", "insufficient_funds", "payment_required", "402",
+    "insufficient_credits", "insufficient_funds", "payment_required", "402", "arrearage", "budget_exceeded", "exceeded_current_quota_error",
 })  # fmt: skip
 """Error codes that mean that the account's quota or credit is used up."""
 
@@ -120,11 +123,12 @@ _NAMES = {
         "empty",
     ),
     401: (
-        "invalid_api_key", "incorrect_api_key", "authentication_error", "unauthorized", "unauthenticated",
+        "invalid_api_key", "api_key_invalid", "incorrect_api_key", "authentication_error", "unauthorized", "unauthenticated",
         "no_db_connection",  # LiteLLM's proxy without a database, for every key except its own
     ),
     403: ("permission_error", "permission_denied", "permission_denied_error", "forbidden"),
     404: ("model_not_found", "not_found_error", "not_found", "deployment_not_found"),
+    412: ("failed_precondition",),
     429: (
         "rate_limit_exceeded", "rate_limit_error", "rate_limited", "rate_limit", "user_rate_limit_exceeded", "too_many_requests",
         "resource_exhausted", "throttled", "throttling", "throttling_exception", "throttling_rate_quota", "tokens", "requests",
@@ -133,6 +137,7 @@ _NAMES = {
     503: (
         "overloaded", "overloaded_error", "server_overloaded", "engine_overloaded", "service_unavailable", "service_unavailable_error",
         "unavailable", "queue_overflow_error", "queue_full", "slow_down", "server_busy", "unhealthy",
+        "capacity_exceeded",
     ),
     504: ("timeout", "timeout_error", "request_timeout", "gateway_timeout", "deadline_exceeded"),
 }  # fmt: skip
@@ -148,11 +153,16 @@ _SAYS_OVERLOAD = re.compile(
 )
 """The beginning of a message that means overload. Words further back may be those of the request, which servers repeat in messages."""
 _SAYS_TOO_LONG = re.compile(
-    r"(?i)maximum context length|context length is only"
-    r"|longer than the (?:maximum model|model's context|maximum context) length|max_model_len"
-    r"|exceeds? the (?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"(?i)maximum context length|context length is only|maximum prompt length is|range of input length should be"
+    r"|longer than the (?:maximum model|model's context|maximum context|context) length|max_model_len|when context the overflows"
+    r"|exceeds? (?:the )?(?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|exceeded model token limit|prompt exceeds max length|tokens \+ .max_new_tokens. must be <="
     r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
 )
+_SAYS_QUOTA = re.compile(r"(?i)(?:\S+(?::| -) ){0,4}(?:your credit balance is too low|you have reached your specified API usage limits)")
+"""The beginning of a message of Anthropic's that means a used up account, perhaps after the names of errors that a gateway passes on."""
+_NO_PATH = "Unexpected endpoint or method"
+"""The beginning of LM Studio's message, with status 200, for a path that it does not have."""
 _SAYS_NO_MODEL = re.compile(
     r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b"
     r"|(?:the )?model \S{1,200} (?:does not exist|(?:was |is )?not found)\b)"
@@ -173,6 +183,8 @@ def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
         return None
     if known:
         return known[0][1]
+    if error_body.text.startswith(_NO_PATH):
+        return 404
     return 503 if _SAYS_OVERLOAD.match(error_body.text) else 400 if is_too_long(error_body) else None
 
 
@@ -180,8 +192,13 @@ def _status(name: str) -> int | None:
     return _STATUS_OF.get(name.replace("_", "")) or (int(name) if re.fullmatch("[45][0-9][0-9]", name) else None)
 
 
-def is_unknown_model(error_body: ErrorBody) -> bool:
-    return not _NO_MODEL.isdisjoint(error_body.names) or _SAYS_NO_MODEL.match(error_body.text) is not None
+def is_quota(error_body: ErrorBody) -> bool:
+    return not QUOTA.isdisjoint(error_body.names) or _SAYS_QUOTA.match(error_body.text) is not None
+
+
+def is_unknown_model(error_body: ErrorBody, status: int) -> bool:
+    """Return True if the error means an unknown model. With 503, only a code means it, because a model may still be loading."""
+    return not _NO_MODEL.isdisjoint(error_body.names) or (status != 503 and _SAYS_NO_MODEL.match(error_body.text) is not None)
 
 
 def is_too_much_output(error_body: ErrorBody) -> bool:

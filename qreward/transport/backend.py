@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
-from qreward.codecs.chat import ChatCodec
+from qreward.codecs.chat import ChatCodec, count_of
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
 from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
@@ -456,17 +456,19 @@ class ChatStream:
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
-        """Return the outcome of a stream that has ended. ``well`` is True if the stream counts as complete, as after ``[DONE]``."""
-        assembly = self._assembly
-        if assembly.empty:
+        """Return the outcome of a stream that has ended. ``well`` is True if nothing more can come, as after ``[DONE]``."""
+        assembly, codec = self._assembly, cast("ChatCodec", self._call.codec)
+        if not assembly.count:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
-        if not well and not self._finished():
-            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+        if not (assembly.ended if well else self._finished()):
+            after = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+            what = "[DONE] came without a finish_reason" if self._done else after
             return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
         try:
             for ending in assembly.endings():
-                cast("ChatCodec", self._call.codec).check_ending(ending)
-        except Unfinished as error:
+                codec.check_ending(ending)
+            codec.check_count(assembly.count, self._call.params)
+        except (Malformed, Unfinished) as error:
             return self._failure(error, b"")
         usage = assembly.usage
         if usage is None:
@@ -474,8 +476,7 @@ class ChatStream:
         return Answer(assembly, usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens)
 
     def _finished(self) -> bool:
-        choices = self._call.params.get("n")
-        return self._assembly.finished(choices if isinstance(choices, int) else 1)
+        return self._assembly.finished(count_of(self._call.params))
 
     def _failure_of(self, error: Exception) -> Failure:
         return failure_of(error, self._connection.endpoint, self._call, self._connection)

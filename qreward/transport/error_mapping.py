@@ -13,10 +13,10 @@ from qreward.codecs.base import ABORTED, EmbeddedError, Malformed, Reply, Transp
 from qreward.codecs.error_body import (
     INVALID_SCORES,
     LOOKED_AT,
-    QUOTA,
     ErrorBody,
     error_body_of,
     error_in,
+    is_quota,
     is_too_long,
     is_too_much_output,
     is_unknown_model,
@@ -91,6 +91,7 @@ _MEANINGS = {
     **dict.fromkeys((404, 405, 410), _PLACE),
     407: _wrong_setup(AuthenticationFailed, "check user and password in proxy of endpoint {endpoint!r}"),
     **dict.fromkeys((408, 409, 424, 425, 499), _SERVER),
+    412: _wrong_setup(AuthenticationFailed, "check the account of endpoint {endpoint!r}"),
     413: FailureMeaning(_REFUSED, BadRequest, "send a smaller request"),
     501: _wrong_setup(ServerError, "the server of endpoint {endpoint!r} does not offer this; check its kind and base_url"),
     **dict.fromkeys((429, 503, 529), FailureMeaning(FailureKind.OVERLOADED, RateLimited)),
@@ -145,7 +146,7 @@ class FailedReply(NamedTuple):
             message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
         return Failure(
             meaning.kind,
-            self._error(meaning.error, message, 404 if meaning is _NO_MODEL else None),
+            self._error(meaning.error, message, 404 if meaning is _NO_MODEL or (meaning is _PLACE and self.reply.status == 200) else None),
             retry_after=rate_limit_headers.retry_after(headers, time.time() if self.now is None else self.now),
             should_retry=rate_limit_headers.should_retry(headers),
             misconfigured=meaning.misconfigured,
@@ -179,11 +180,12 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
 
 
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
-    """A code in the body takes precedence over 200, 400 and 403. A code that means overload also takes precedence over 500."""
+    """A code in the body takes precedence over 200, 400 and 403. A code that means overload also takes precedence over 500
+    and 498, with which Groq refuses what exceeds the capacity of its flex tier."""
     stated = status_of(error_body, status)
-    if status in (200, 400, 403) or (status == 500 and stated in (429, 503, 529)):
+    if status in (200, 400, 403) or (status in (498, 500) and stated in (429, 503, 529)):
         status = stated or status
-    if QUOTA.intersection(error_body.names) and status < 500:
+    if status < 500 and is_quota(error_body):
         return _QUOTA
     if INVALID_SCORES in error_body.names:
         return _INVALID_SCORES
@@ -191,7 +193,7 @@ def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
         return too_long
     if status in (413, 429) and _SAYS_MORE_THAN_A_MINUTE.match(error_body.text):
         return _MORE_THAN_A_MINUTE
-    if status in (400, 404, 422) and is_unknown_model(error_body):
+    if status in (400, 404, 422, 503) and is_unknown_model(error_body, status):
         return _NO_MODEL
     return _MEANINGS.get(status) or (_REQUEST if 400 <= status < 500 else _SERVER)
 

@@ -18,7 +18,7 @@ from qreward import AuthenticationFailed, BadRequest, Endpoint, InvalidResponse,
 PARAMS: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 1,
-    "n": 2,
+    "n": 1,
     "max_tokens": 64,
     "stop": ["\n", "END"],
     "seed": 7,

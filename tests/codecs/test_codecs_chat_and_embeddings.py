@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from shared_tools import completion, each
 
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHAT, passthrough
+from qreward.codecs.chat import CHAT, VERBATIM_CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS, MERGED_EMBEDDINGS
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES
@@ -127,6 +127,14 @@ NO_VECTORS = [*NO_ANSWER, b'{"data": null}', b'{"data": []}', b'{"data": {}}']
 def test_what_is_no_answer_is_malformed(call: WireRequest, body: bytes) -> None:
     with pytest.raises(Malformed):
         call.codec.decode(body, call)
+
+
+def test_fewer_choices_than_asked_for_are_malformed() -> None:
+    answer = json.dumps(completion(choices=[_choice()["choices"][0], _choice()["choices"][0] | {"index": 1}])).encode()
+    for codec, n in (*((CHAT, n) for n in (None, 0, "3", 1, 2)), (VERBATIM_CHAT, 3)):
+        assert len(codec.decode(answer, WireRequest(codec, "judge-7b", [USER], {"n": n}, None)).build().choices) == 2
+    with pytest.raises(Malformed, match="2 of 3 choices"):
+        CHAT.decode(answer, WireRequest(CHAT, "judge-7b", [USER], {"n": 3}, None))
 
 
 ERROR = {"code": 429, "message": "slow down"}

@@ -218,9 +218,9 @@ def test_usage_counts_as_it_came_last_and_without_any_there_is_none() -> None:
 
 def test_an_answer_is_finished_when_as_many_choices_as_were_asked_for_have_ended() -> None:
     assembly = StreamAccumulator("m")
-    assert (assembly.empty, assembly.finished(1)) == (True, False)
+    assert (assembly.count, assembly.finished(1)) == (0, False)
     assembly.add(read(chunk({"content": "a"}, index=0)))
-    assert (assembly.empty, assembly.finished(1)) == (False, False)
+    assert (assembly.count, assembly.finished(1)) == (1, False)
     assembly.add(read(chunk(index=0, finish="stop")))
     assert (assembly.finished(1), assembly.finished(2)) == (True, False)
     assembly.add(read(chunk({"content": "a"}, index=1)))

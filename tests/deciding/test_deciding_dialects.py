@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from deciding_tools import MODEL, DecisionServer, client_of, endpoint, expected, now, questions, read, refused
 
-from qreward import BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
+from qreward import AuthenticationFailed, BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
 from qreward.deciding import TIMEOUT
 
 NO_ANSWER = 1e6
@@ -125,6 +126,30 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
     assert "endpoint 'gpu-3' answered 404 for model 'judge-7b'" in str(caught.value)
     assert "sent in the dialect 'chat'" in str(caught.value)
     assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
+
+
+async def test_a_path_that_is_missing_may_be_told_with_status_200_or_by_a_gateway_with_403() -> None:
+    def no_path(status: int, body: dict[str, str], path: str, _: object) -> httpx.Response | None:
+        return None if path == "/chat/completions" else httpx.Response(status, json=body)
+
+    missing = {200: {"error": "Unexpected endpoint or method. (POST /v1/decisions)"}, 403: {"message": "Missing Authentication Token"}}
+    for status, body in missing.items():
+        server = DecisionServer("chat", reply=partial(no_path, status, body))
+        async with client_of({"a": server}) as client:
+            assert read(await client.decide("text", questions(1), model=MODEL)) == expected(1)
+        assert server.probes == CHAT, status
+
+
+async def test_a_wrong_key_is_the_error_of_every_dialect_and_does_not_change_one_that_is_known() -> None:
+    for known, paths in ((False, CHAT), (True, ["/decisions"])):
+        server = DecisionServer("openai")
+        async with client_of({"a": server}) as client:
+            if known:
+                await client.decide("text", questions(1), model=MODEL)
+            server.asked, server.reply = [], lambda *_: httpx.Response(403, json={"message": "wrong key"})
+            with pytest.raises(AuthenticationFailed, match="wrong key"):
+                await client.decide("text", questions(1), model=MODEL)
+        assert [path for path, _ in server.asked] == paths
 
 
 async def test_a_server_that_refuses_every_dialect_is_an_error_until_it_answers_in_one() -> None:

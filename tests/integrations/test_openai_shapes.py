@@ -130,7 +130,7 @@ class Saying:
 
 
 async def test_an_answer_or_a_chunk_that_is_not_quite_json_reaches_the_sdk_as_json() -> None:
-    odd = b'{"choices": [{"index": 0, "%b": {"role": "assistant", "content": "a\x01b"}}], "score": NaN}'
+    odd = b'{"choices": [{"index": 0, "finish_reason": "stop", "%b": {"role": "assistant", "content": "a\x01b"}}], "score": NaN}'
     whole, chunk = b"\xef\xbb\xbf" + odd % b"message", b"data: " + odd % b"delta" + b"\n\ndata: [DONE]\n\n"
     async with serving(Saying(whole)) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
         assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == "a\x01b"

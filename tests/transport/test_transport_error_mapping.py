@@ -81,11 +81,23 @@ TOO_LONG_TEXTS = [
     "prompt is too long: 210000 tokens > 200000 maximum",
     OVERLONG,
     "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+    "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens",
+    "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+    "Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)",
+    "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
+    "Prompt exceeds max length",
+    "the prompt is longer than the context length currently available",
+]
+TOO_LONG_TOGETHER_TEXTS = [
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3900 `inputs` tokens and 1000 `max_new_tokens`",
+    "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease input length or `max_tokens` and try again",
 ]
 OF_VLLM = (
     "You passed {} input tokens and requested {} output tokens. However, the model's context length is only 4096 tokens, resulting in a "
     "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
 )
+NO_CREDIT = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits."
+NO_PATH = "Unexpected endpoint or method. (POST /chat/completions)"
 COOLED_DOWN = "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. cooldown_list=['a1']"
 
 MINUTE = "in organization org-1 on tokens per min (TPM): Limit 30000, Requested 35000."
@@ -107,6 +119,8 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (429, [{"error": {"code": 429, "message": "exceeded your current quota", "status": "RESOURCE_EXHAUSTED"}}]),
         (503, {"error": {"message": "aborted by a higher priority request"}}),
         (503, openai("upstream account", None, "insufficient_quota")),
+        (503, openai("The model `judge-7b` was not found")),
+        (498, openai("`flex` tier capacity exceeded", "server_error", "capacity_exceeded")),
         (500, {"error": {"type": "overloaded_error", "message": "Overloaded"}}),
         *((500, openai(code=code)) for code in (429, 503, 529)),
         (500, {"error": "Model is overloaded"}),
@@ -128,6 +142,12 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (429, openai("You exceeded your current quota", "insufficient_quota", "insufficient_quota")),
         (400, openai("Billing hard limit has been reached", "invalid_request_error", "billing_hard_limit_reached")),
         (403, openai("no credit", code="insufficient_quota")),
+        (400, openai(NO_CREDIT, "invalid_request_error")),
+        (400, openai(f"litellm.BadRequestError: AnthropicException - {NO_CREDIT}", "invalid_request_error")),
+        (400, openai("You have reached your specified API usage limits. You will regain access on 2026-12-01", "invalid_request_error")),
+        (400, openai("Access denied", "Arrearage", "Arrearage")),
+        *((status, openai("Budget has been exceeded!", "budget_exceeded", str(status))) for status in (400, 429)),
+        (429, openai("Your account is suspended", "exceeded_current_quota_error")),
     ],
     TRANSIENT: [
         *((status, b"") for status in (408, 409, 424, 425, 499, 500, 504, 520, 999)),
@@ -146,6 +166,9 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
     (K.TRANSIENT, InvalidResponse, False): [(500, openai(code="invalid_scores")), (502, {"error": {"type": "invalid_scores"}})],
     WRONG_KEY: [
         *((status, b"") for status in (401, 403, 407)),
+        (412, openai("Account a is suspended", "error", "PRECONDITION_FAILED")),
+        (400, [{"error": {"code": 400, "status": "INVALID_ARGUMENT", "details": [{}, {"reason": "API_KEY_INVALID"}, 1]}}]),
+        (400, [{"error": {"code": 400, "message": "User location is not supported.", "status": "FAILED_PRECONDITION"}}]),
         (401, openai("Incorrect API key provided", "invalid_request_error", "invalid_api_key")),
         (403, {"detail": "Not authenticated"}),
         (400, openai("Wrong key; too many requests came with it", code="invalid_api_key")),
@@ -165,10 +188,12 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (400, openai(code="context_window_exceeded")),
         *((400, openai(text, "BadRequestError", 400)) for text in TOO_LONG_TEXTS),
         *((400, openai(text, "BadRequestError", 400)) for text in TOO_MUCH_OUTPUT_TEXTS),
+        *((status, {"error": text}) for text in TOO_LONG_TOGETHER_TEXTS for status in (400, 422)),
         *((status, openai(f"Request too large for gpt-x {MINUTE}", "tokens", "rate_limit_exceeded")) for status in (413, 429)),
     ],
     REFUSED: [
-        *((status, b"") for status in (400, 413, 415, 418, 422)),
+        *((status, b"") for status in (400, 413, 415, 418, 422, 498)),
+        (400, openai(f"messages[0] must not be {NO_CREDIT!r}", "invalid_request_error")),
         (400, openai("max 300000 tokens per request", "max_tokens_per_request", "x")),
         *((400, openai(code=code)) for code in (399, 600)),
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]}),
@@ -207,6 +232,7 @@ def test_what_a_status_and_its_body_mean() -> None:
 UNKNOWN_MODELS: list[tuple[int, Any]] = [
     (400, openai("no such model", "invalid_request_error", "model_not_found")),
     (403, openai("no access to the model", "invalid_request_error", "model_not_found")),
+    (503, openai("No available channel for model nope under group default (distributor)", "new_api_error", "model_not_found")),
     (404, openai("The model `nope` does not exist.", "NotFoundError", 404)),
     (404, openai("litellm.NotFoundError: NotFoundError: OpenAIException - The model `nope` does not exist.")),
     (400, openai("/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` to view available models for your key.")),
@@ -278,6 +304,7 @@ INSIDE_200: list[tuple[Any, Meaning]] = [
     ({"error": SLOW, "code": 503}, OVERLOADED),
     ([{"error": {"code": 429, "message": SLOW}}], OVERLOADED),
     ({"code": 401, "msg": "x"}, WRONG_KEY),
+    ({"error": NO_PATH}, WRONG_PLACE),
     ({"error_code": 17, "error_msg": "x"}, TRANSIENT),
     ({"errors": ["no"]}, TRANSIENT),
     ({"code": 400, "msg": "too many requests of yours"}, REFUSED),
@@ -396,6 +423,7 @@ def test_the_advice_for_too_many_tokens_names_what_is_too_large() -> None:
     table = {
         **dict.fromkeys(TOO_LONG_TEXTS[1:], "shorten the input, or route it to a model with a longer context"),
         **dict.fromkeys(TOO_MUCH_OUTPUT_TEXTS, "lower max_tokens, or route it to a model with a longer context"),
+        **dict.fromkeys(TOO_LONG_TOGETHER_TEXTS, "shorten the input or lower max_tokens, or route it to a model with a longer context"),
         f"{TOO_LONG_TEXTS[0]} {together}": "shorten the input or lower max_tokens, or route it to a model with a longer context",
         f"Request too large for gpt-x {MINUTE}": "it exceeds the tokens per minute of endpoint 'gpu-0'; shorten the input or lower "
         "max_tokens",

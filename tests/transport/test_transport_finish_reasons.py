@@ -19,6 +19,12 @@ from qreward.settings.policies import Endpoint
 from qreward.transport.backend import EndpointConnection
 
 MESSAGES = [{"role": "user", "content": "?"}]
+READ_AS = {
+    "MAX_TOKENS": "length",
+    "model_length": "length",
+    "content_filter: RECITATION": "content_filter",
+    "function_call_filter: MALFORMED_FUNCTION_CALL": "malformed_function_call",
+}
 NOT_WHOLE = ("length", "MAX_TOKENS", "content_filter", "SAFETY", "abort", "error", "odd")
 
 
@@ -52,6 +58,10 @@ def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -
         *(((reason,), "TRANSIENT", "TRANSIENT") for reason in ("abort", "error", "insufficient_system_resource")),
         *(((reason,), "TRANSIENT", "TRANSIENT") for reason in ("ERROR", "Abort", "cancelled", "network_error", "timeout")),
         *(((reason,), "REFUSED", "answer") for reason in ("content_filter", "SAFETY", "refusal", "sensitive", "pause_turn")),
+        (("function_call_filter: MALFORMED_FUNCTION_CALL",), "TRANSIENT", "TRANSIENT"),
+        (("content_filter: RECITATION",), "REFUSED", "answer"),
+        *(((reason,), "TRANSIENT", "TRANSIENT") for reason in ("time_limit", "MALFORMED_RESPONSE")),
+        *(((reason,), "REFUSED", "answer") for reason in ("IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION", "MODEL_ARMOR", "LANGUAGE")),
         *(
             ((reason,), "answer", "answer")
             for reason in ("eos", "end_turn", "end", "STOP", "COMPLETE", "MAX_TOKENS", "model_length", "odd", 7)
@@ -60,12 +70,14 @@ def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -
         (("stop", "content_filter"), "REFUSED", "answer"),
     ):
         for codec, outcome in ((CHAT, plain), (JUDGE, judged), (VERBATIM_CHAT, "answer")):
-            told = {"MAX_TOKENS": "length", "model_length": "length"}.get(str(reasons[0]), str(reasons[0]).lower() if reasons[0] else None)
+            told = READ_AS.get(str(reasons[0]), str(reasons[0]).lower() if reasons[0] else None)
             wanted[codec, reasons] = outcome, told if outcome == "answer" else None
     found = {(codec, reasons): ends(codec, body(*reasons)) for codec, reasons in wanted}
     assert {key: value for key, value in found.items() if value != wanted[key]} == {}
     must_be_read_leniently = b'{"usage": "unknown", ' + body("abort")[1:]
     assert ends(CHAT, must_be_read_leniently) == ("TRANSIENT", None)
+    without_message = b'{"choices": [{"finish_reason": "content_filter: PROHIBITED_CONTENT"}]}'
+    assert [ends(codec, without_message)[0] for codec in (CHAT, JUDGE, VERBATIM_CHAT)] == ["REFUSED", "answer", "answer"]
 
 
 def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text_unless_its_program_reads_the_reason() -> None:

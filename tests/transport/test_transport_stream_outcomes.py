@@ -35,15 +35,14 @@ from qreward.transport.backend import ChatStream
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),
     "no blank line at the end": WHOLE[:-2],
-    "[DONE] without a finish reason": said("yes") + DONE,
     "more after [DONE]": WHOLE + said("more") + b"data: nonsense\n\n",
     "usage before the end": said("yes") + USAGE + ENDED + DONE,
     "pings among the chunks": b"event: ping\ndata: {}\n\n" + WHOLE,
     "a code that is no error": event({"code": 0, "msg": "ok", "errors": []}) + WHOLE,
     "pings in words": said("ye") + b"event: ping\ndata: still here\n\n" + said("s") + b"event: Heartbeat\ndata: {\n\n" + ENDED + DONE,
     "heartbeats without a name": b"".join(b"data: %s\n\n" % data for data in (b"null", b"[]", b"1", b"0.5", b"true", b'""')) + WHOLE,
-    "two blanks before [DONE]": said("yes") + b"data:  [DONE]\n\n",
-    "[DONE] in quotes": said("yes") + b'data: "[DONE]"\n\n',
+    "two blanks before [DONE]": said("yes") + ENDED + b"data:  [DONE]\n\n",
+    "[DONE] in quotes": said("yes") + ENDED + b'data: "[DONE]"\n\n',
 }
 
 
@@ -65,6 +64,28 @@ def test_a_stream_that_breaks_off_is_a_passing_failure_unless_the_answer_was_com
     text, outcome, _ = outcome_of(begun(said("yes") + ENDED, then), engine)
     assert isinstance(outcome, Answer)
     assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", "yes", None, None)
+
+
+def test_done_does_not_complete_an_answer_without_an_ending_or_with_fewer_choices_than_asked_for() -> None:
+    # gateways add [DONE] to a stream that their own server has cut
+    for body in (said("yes"), said("yes") + USAGE, ENDED + said("yes") + said("no", index=1)):
+        _, outcome, _ = outcome_of(always(sse(body + DONE)))
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, ConnectionFailed)
+        assert "[DONE] came without a finish_reason" in str(outcome.error)
+    _, outcome, _ = outcome_of(always(sse(WHOLE)), what=call(n=8))
+    assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, InvalidResponse)
+    assert "the answer has 1 of 8 choices" in str(outcome.error)
+
+
+def test_an_ending_that_means_a_cut_or_a_failure_stays_even_if_another_one_follows() -> None:
+    found = {}
+    for reason in ("length", "content_filter", "abort", "length, content_filter", "odd"):
+        body = said("yes") + b"".join(said("", finish=one) for one in (*reason.split(", "), "stop"))
+        _, outcome, _ = outcome_of(always(sse(body + DONE)))
+        found[reason] = outcome.kind if isinstance(outcome, Failure) else outcome.value.finish_reason
+    refused = FailureKind.REFUSED
+    answers = {"length": "length", "odd": "stop"}
+    assert found == {**answers, "content_filter": refused, "abort": FailureKind.TRANSIENT, "length, content_filter": refused}
 
 
 @each("engine", ENGINES)

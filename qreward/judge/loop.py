@@ -266,7 +266,10 @@ class ItemCalls(Waiter):
         batch, timeout, driver = self.common.batch, self.common.options.timeout, self.driver
         if again or batch is None:
             until = self.latest()
-            timeout = timeout if until == inf else until - driver.engine.clock()
+            if until < inf:
+                timeout = until - driver.engine.clock()
+            elif batch is None:  # one of the items that wait has no time limit
+                timeout = None
             if timeout is not None and timeout <= 0:
                 self.receive(place, self.late())
                 return
@@ -304,7 +307,8 @@ class ItemCalls(Waiter):
         late, trail = self.late(), (*sender.trail, *cut)
         if self.ended is not None and self.common.batch is None and len(sender.waiting) > 1:
             self.leave()
-            self.ended.set_result(with_trail(late, trail))
+            if not self.ended.done():  # its caller may have been cancelled in this turn of the event loop
+                self.ended.set_result(with_trail(late, trail))
         else:
             sender.trail, sender.endpoint = trail, cut[-1].endpoint if cut else sender.endpoint
             self.end(self.settled(late))

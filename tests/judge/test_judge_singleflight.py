@@ -60,13 +60,23 @@ async def test_calls_may_be_cancelled_and_the_request_goes_on_until_the_last_of_
 
 
 async def test_each_caller_has_its_own_time_and_goes_on_when_that_of_the_first_is_over() -> None:
-    for timeouts, late, sent in (((30, 3, 60), 1, 1), ((5, 60, 60), 0, 2)):
+    for timeouts, late, sent in (((30, 3, 60), 1, 1), ((5, 60, 60), 0, 2), ((5, None, 60), 0, 2)):
         backend = JudgeBackend(always(score(8), seconds=10))
         async with judge_over(backend) as judge:
             found: list[Any] = await asyncio.gather(*(asking(judge, timeout=timeout) for timeout in timeouts), return_exceptions=True)
         assert isinstance(found.pop(late), RequestTimeout)
         assert [verdict.score for verdict in found] == [0.8, 0.8]
         assert len(backend.sent) == sent
+
+
+async def test_callers_that_limit_the_time_themselves_too_leave_no_error_on_the_event_loop() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with judge_over(JudgeBackend(always(score(8), seconds=10))) as judge:
+        waits = [asyncio.wait_for(judge.score(*QUESTION, timeout=5), 5) for _ in range(8)]
+        found = await asyncio.gather(*waits, return_exceptions=True)
+    assert all(isinstance(each, TimeoutError) for each in found)
+    assert told == []
 
 
 async def test_a_failure_reaches_every_caller_as_an_error_of_its_own() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
+import msgspec
 from pydantic import Field, field_validator
 
-from qreward.bulk.budget import NOTHING
+from qreward.bulk.budget import COPIES, LIMITS, NOTHING
 from qreward.bulk.inputs import InputLine
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT, passthrough
@@ -24,6 +26,8 @@ CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
 """Fields of a line that can hold its identifier. If a line has both fields, ``custom_id`` counts."""
+NUMBERS = (*LIMITS, *COPIES, "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+"""Parameters that a plain line may give as a text, because every value of a CSV file is a text."""
 
 
 class BulkSettings(Policy):
@@ -163,6 +167,10 @@ class RequestReader:
             if not isinstance(prompt, str | list | None):
                 raise ValueError(f"prompt is a {type(prompt).__name__}; it must be a text or a list of messages")
             messages = CHAT.validate([{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages or prompt)
+            for name in NUMBERS:
+                if isinstance(fields.get(name), str):
+                    with suppress(ValueError):
+                        fields[name] = msgspec.json.decode(fields[name], type=int | float)
             messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]
         else:
             hint = "give the line messages or prompt, or the run a template that names its columns"

@@ -71,6 +71,12 @@ def test_a_plain_line_has_messages_or_a_prompt_and_other_fields_are_parameters()
     assert body_of({"messages": CHAT}, model="m", system="be brief")[1]["messages"] == [system, *CHAT]
 
 
+def test_numbers_of_a_plain_line_may_be_texts_as_in_a_csv_file() -> None:
+    texts = {"max_tokens": "10", "n": "2", "temperature": "0.5", "seed": "many", "user": "7", "top_p": ""}
+    numbers = {**texts, "max_tokens": 10, "n": 2, "temperature": 0.5}
+    assert body_of({"prompt": "hi", **texts}, model="m")[1] == {"model": "m", "messages": CHAT, **numbers}
+
+
 def test_a_template_makes_the_prompt_of_a_row_whose_other_columns_are_not_sent() -> None:
     row = {"id": 5, "question": "why?", "url": "http://x", "body": "of a mail", "answer": {"a": 1}}
     found = request_of(row, model="m", template="Q: {question} A: {answer}", system="of {body}")

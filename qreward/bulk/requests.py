@@ -161,17 +161,17 @@ class RequestReader:
         if self._template is not None:
             messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
         elif is_plain:
-            prompt, messages = fields.pop("prompt", None), fields.pop("messages", None) or None
-            if (prompt is None) == (messages is None):
+            prompt, given = fields.pop("prompt", None), fields.pop("messages", None) or None
+            if (prompt is None) == (given is None):
                 raise ValueError(f"it needs either messages or prompt; {'both are empty' if prompt is None else 'leave one of them out'}")
             if not isinstance(prompt, str | list | None):
                 raise ValueError(f"prompt is a {type(prompt).__name__}; it must be a text or a list of messages")
-            messages = CHAT.validate([{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages or prompt)
+            messages = CHAT.validate([{"role": "user", "content": prompt}] if isinstance(prompt, str) else given or prompt)
+            messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]
             for name in NUMBERS:
                 if isinstance(fields.get(name), str):
                     with suppress(ValueError):
                         fields[name] = msgspec.json.decode(fields[name], type=int | float)
-            messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]
         else:
             hint = "give the line messages or prompt, or the run a template that names its columns"
             raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")

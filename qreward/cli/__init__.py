@@ -79,7 +79,7 @@ def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
 class Parser(argparse.ArgumentParser):
     """Reports an unknown option with the usage of its verb and the closest option."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         for name in (each.partition("=")[0] for each in unknown):
             if name.startswith("-"):

@@ -38,6 +38,9 @@ WAITING = 1024
 ALL_FAILED = 100
 """Number of lines that fail one after another until the run stops. The cause is then probably not in the lines. Lines whose content is at
 fault count only if no line was done before them."""
+ALL_REJECTED = 4
+"""Number of lines that fail one after another, because servers rejected them until their timeouts, before the run stops. A server may reject
+one line for ever; if that stopped the run, no later run could go on."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
@@ -47,13 +50,11 @@ def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bo
     """Return False if no server can have processed a failed line."""
     if isinstance(error, Rejected):
         return False  # requests of the line may have been answered, but not all of them
-    unreachable = set()
+    rejecting = set()  # endpoints that most probably have not processed the next attempt either
     for attempt in attempts:
-        if attempt.outcome == "unreachable":
-            unreachable.add(attempt.endpoint)
-        elif attempt.outcome == "timeout" and attempt.endpoint in unreachable:
-            continue
-        elif attempt.outcome == "ok" or attempt.outcome not in FREE:
+        if attempt.outcome in FREE and attempt.outcome != "ok":
+            rejecting.add(attempt.endpoint)
+        elif attempt.outcome != "timeout" or attempt.endpoint not in rejecting:
             return True
     return not attempts and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
@@ -216,7 +217,7 @@ class LineRun:
             return
         attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
         is_final = isinstance(error, BadRequest | ConfigError) or (entry.started and not is_cut_off and _was_processed(error, attempts))
-        if is_final or (entry.started and self._goes_on(error)):
+        if is_final or (entry.started and self._goes_on(error, attempts)):
             if self._scorer is not None and isinstance(error, ConfigError):
                 error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
             self.fail(entry, error, result, spent)
@@ -227,12 +228,14 @@ class LineRun:
             self._journal.withdraw(entry.key, spent)
         self.stop(f"no line can be sent: {error}")
 
-    def _goes_on(self, error: QRewardError) -> bool:
+    def _goes_on(self, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
         """Return whether other lines can probably be sent, although no server has processed the line that ended with this error."""
         if self.is_stopping or isinstance(error, Rejected | NoEndpoint):
             return False
         recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
-        return not isinstance(error, RequestTimeout | ConnectionFailed) or self._last_success > recently
+        if not isinstance(error, RequestTimeout | ConnectionFailed) or self._last_success > recently:
+            return True
+        return self._failed_in_a_row < ALL_REJECTED and any(attempt.outcome == "overloaded" for attempt in attempts)
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace a reservation in the budget with the real cost."""

@@ -39,8 +39,8 @@ ALL_FAILED = 100
 """Number of lines that fail one after another until the run stops. The cause is then probably not in the lines. Lines whose content is at
 fault count only if no line was done before them."""
 ALL_REJECTED = 4
-"""Number of lines that fail one after another, because servers rejected them until their timeouts, before the run stops. A server may reject
-one line for ever; if that stopped the run, no later run could go on."""
+"""Number of lines that fail one after another, because servers rejected them until their timeouts, before the run stops. A server may
+reject one line for ever; if that stopped the run, no later run could go on."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
+from qreward.bulk.budget import FREE, NOTHING, SpendingLimit, Spent, cost_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
@@ -14,12 +15,13 @@ from qreward.engine.batch import BatchWaiter, ResultSettings
 from qreward.errors import (
     BadRequest,
     BatchCancelled,
-    BudgetExceeded,
     ClientClosed,
     ConfigError,
+    ConnectionFailed,
     InvalidResponse,
     NoEndpoint,
     QRewardError,
+    Rejected,
     RequestTimeout,
 )
 from qreward.judge.types import Scorer, Verdict, check_finite
@@ -29,28 +31,32 @@ from qreward.results import EndpointStats, Result, Usage, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.task import Attempt
+from qreward.scheduler.task import Attempt, TaskState
 
 WAITING = 1024
 """Maximum number of lines in a queue. The input is not read further while a line waits for room in its queue."""
 ALL_FAILED = 100
-"""Number of failed lines after which the run stops if no line has succeeded. The cause is then probably not in the lines."""
+"""Number of lines that fail one after another until the run stops. The cause is then probably not in the lines. Lines whose content is at
+fault count only if no line was done before them."""
+ALL_REJECTED = 4
+"""Number of lines that fail one after another, because servers rejected them until their timeouts, before the run stops. A server may
+reject one line for ever; if that stopped the run, no later run could go on."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
 
 
-def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bool:
+def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
     """Return False if no server can have processed a failed line."""
-    if isinstance(error, BudgetExceeded):
+    if isinstance(error, Rejected):
         return False  # requests of the line may have been answered, but not all of them
-    unreachable = set()
+    rejecting = set()  # endpoints that most probably have not processed the next attempt either
     for attempt in attempts:
-        if attempt.outcome == "unreachable":
-            unreachable.add(attempt.endpoint)
-        elif attempt.outcome != "timeout" or attempt.endpoint not in unreachable:
+        if attempt.outcome in FREE and attempt.outcome != "ok":
+            rejecting.add(attempt.endpoint)
+        elif attempt.outcome != "timeout" or attempt.endpoint not in rejecting:
             return True
-    return not unreachable and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
+    return not attempts and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
 
 class LineQueue(asyncio.Queue["Entry | None"]):
@@ -83,17 +89,29 @@ class ModelBatch(BatchWaiter):
 
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
-        if entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False):
-            return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
-        return await self.driver.backend.send(attempt.source.endpoint, attempt.task.payload)
+        if self._bulk.is_stopping or (entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False)):
+            return Failure(FailureKind.UNSENDABLE, Rejected("the run has stopped"))
+        try:
+            return await self.driver.backend.send(attempt.source.endpoint, attempt.task.payload)
+        finally:
+            if self._bulk.is_stopping:
+                self.driver.loop.call_soon(self._drop_waiting)  # the line, if it would be sent again
 
     def stop(self) -> None:
-        """Send no further lines. Lines in flight are finished, with their retries."""
+        """Send no further requests. The batch waits for those in flight, and leaves the other lines to the next run."""
         self.queue.close()
         if self in self.driver.waiters:  # a batch that has not begun ends at once
             self._feed.ended = True
             self._drop_unstarted()
+            self._drop_waiting()
             self._end_if_done()
+
+    def _drop_waiting(self) -> None:
+        """End the lines that wait for their next attempt."""
+        if waiting := [task for task in self._live if task.state < TaskState.SENT]:
+            self.driver.withdraw(waiting, error := Rejected("the run has stopped"))
+            for task in waiting:
+                self.finish(task, error, None, 0.0)
 
     def _on_line(self, result: Result[Any]) -> None:
         self._bulk.finish(self._entries.pop(result.index), result)
@@ -164,7 +182,8 @@ class LineRun:
         self._sent = self._sent_again = 0
         self._batches: dict[Any, Any] = {}  # what serves the lines: a pool, None for the scorer, or the class of provider batches
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._done_before, self._ok, self._failed = done_before, 0, 0
+        self._done_before, self._ok, self._failed, self._failed_in_a_row = done_before, 0, 0, 0
+        self._last_success = -inf
         self.errors: dict[str, tuple[int, str]] = {}
         self._reason: str | None = None
         self._is_flushing = False
@@ -181,8 +200,8 @@ class LineRun:
                 batch.stop()
 
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line. Stop the run and record none if the next run sends the line: no server can have processed it, or the
-        batch was cancelled or the client closed meanwhile."""
+        """Record the result of a line. Stop the run and record none if no line can be sent any more, or if the batch was cancelled or the
+        client closed meanwhile. The next run sends such a line, and a failed line that no server can have processed."""
         error = result.error
         is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
         if is_cut_off and entry.started:
@@ -197,14 +216,26 @@ class LineRun:
             self._record(entry, text, result, spent)
             return
         attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
-        if isinstance(error, BadRequest | ConfigError) or (entry.started and not is_cut_off and _was_processed(error, attempts)):
+        is_final = isinstance(error, BadRequest | ConfigError) or (entry.started and not is_cut_off and _was_processed(error, attempts))
+        if is_final or (entry.started and self._goes_on(error, attempts)):
             if self._scorer is not None and isinstance(error, ConfigError):
                 error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
             self.fail(entry, error, result, spent)
+            if not is_final:
+                self._journal.withdraw(entry.key)
             return
         if entry.started and not is_cut_off:
             self._journal.withdraw(entry.key, spent)
         self.stop(f"no line can be sent: {error}")
+
+    def _goes_on(self, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
+        """Return whether other lines can probably be sent, although no server has processed the line that ended with this error."""
+        if self.is_stopping or isinstance(error, Rejected | NoEndpoint):
+            return False
+        recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
+        if not isinstance(error, RequestTimeout | ConnectionFailed) or self._last_success > recently:
+            return True
+        return self._failed_in_a_row < ALL_REJECTED and any(attempt.outcome == "overloaded" for attempt in attempts)
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace a reservation in the budget with the real cost."""
@@ -293,15 +324,19 @@ class LineRun:
     def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
         """Record the result of a line, and return the offset of the record."""
         place, error = self._journal.finish(entry.key, text, spent, ok=result.ok), result.error
-        self._ok += result.ok
-        if error is not None:
+        if error is None:
+            self._ok += 1
+            self._failed_in_a_row, self._last_success = 0, self.runtime.clock()
+        else:
             self._failed += 1
             status = getattr(error, "status_code", None)
+            is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and status != 404
+            self._failed_in_a_row += not is_faulty or not (self._ok or self._done_before)
             kind = type(error).__name__ + ("" if status is None else f" ({status})")
             times, example = self.errors.get(kind, (0, str(error)))
             self.errors[kind] = times + 1, example
-        if self._failed >= ALL_FAILED and not self._ok and not self._done_before:
-            what = f"the first {self._failed} lines have all failed; the last one: {error}"
+        if self._failed_in_a_row >= ALL_FAILED:
+            what = f"the last {self._failed_in_a_row} lines have all failed; the last one: {error}"
             self.stop(f"{what}; correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again")
         if not self._is_flushing:  # all results of one turn of the event loop are written together
             self._is_flushing = True

@@ -28,6 +28,7 @@ FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "
 """Outcomes of attempts that add nothing to the cost of a line: the server did not process the attempt, or the usage of the line's answer
 includes its cost."""
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+COPIES = ("n", "best_of")
 
 Price = tuple[float, float]  # US dollars for a million prompt tokens and a million completion tokens
 
@@ -108,13 +109,14 @@ def upper_bound(call: WireRequest, price: Price | None) -> Spent:
 def _most_output(call: WireRequest) -> int:
     if call.codec is EMBEDDINGS or call.codec.path.rsplit("/", 1)[-1] in WITHOUT_OUTPUT:
         return 0
-    limits = [call.params.get(name) for name in LIMITS]
-    most = max((limit for limit in limits if isinstance(limit, int)), default=0)
+    for name in (*LIMITS, *COPIES):
+        if not isinstance(value := call.params.get(name), int | None):
+            raise ConfigError(f"{name} is {value!r}, so its cost has no limit; set {name} to an integer, or leave it out")
+    most = max(call.params.get(name) or 0 for name in LIMITS)
     if most <= 0:
         raise ConfigError("it sets no max_tokens, so its cost has no limit; set max_tokens in the line, or for all lines with params")
-    copies = [value for name in ("n", "best_of") if isinstance(value := call.params.get(name), int)]
     prompts = call.params.get("prompt")
-    return most * max([1, *copies]) * (len(prompts) if isinstance(prompts, list) else 1)
+    return most * max(1, *(call.params.get(name) or 1 for name in COPIES)) * (len(prompts) if isinstance(prompts, list) else 1)
 
 
 def _of_lists(params: Mapping[str, Any]) -> int:

@@ -128,6 +128,8 @@ def _matching(name: str) -> list[str]:
     # pathlib cannot expand an absolute pattern
     if found := sorted(each for each in glob.glob(name, recursive=True) if Path(each).is_file()):  # noqa: PTH207
         return found
+    if Path(name).exists() and not Path(name).is_dir():
+        raise ConfigError(f"{name!r} is a pipe or a device; pass it to standard input, and name - as the input")
     what = "no file matches" if glob.has_magic(name) else "there is no file"
     raise ConfigError(f"{what} {name!r}; name a file, a glob in quotes, or - for standard input")
 

@@ -189,6 +189,8 @@ class Journal:
         self._left_before.pop(key, None)
         if kind == DONE or (kind == FAILED and not self._skips_failed):
             self._index[key] = place << 2 | record.ok
+        elif kind == WITHDRAWN:
+            self._index.pop(key, None)  # of a failure
 
     # the lines
 

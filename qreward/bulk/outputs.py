@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -79,7 +80,7 @@ def _encoded(value: object) -> bytes:
 
 
 LINES, PACKED = (".jsonl", ".ndjson"), (".jsonl.gz", ".ndjson.gz")  # endings of the names of output files
-_BEGIN = b'{"id":"qreward-'  # begin of each line that this module makes
+_BEGIN = re.compile(rb'\{"id":"[^"]*","custom_id":')  # begin of each line of an output; the id may be that of a provider
 
 
 class OutputFile:
@@ -102,7 +103,7 @@ class OutputFile:
         if not self.path.exists() or not self.path.stat().st_size:
             return
         with suppress(OSError, EOFError, ValueError, zlib.error), gzip.open(self.path) if self._is_packed else self.path.open("rb") as file:
-            if file.read(len(_BEGIN)) == _BEGIN:
+            if _BEGIN.match(file.read(1024)):
                 return
         raise ConfigError(f"{str(self.path)!r} exists and is not the output of a bulk run; name another output, or remove the file")
 

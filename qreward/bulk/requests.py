@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
+import msgspec
 from pydantic import Field, field_validator
 
-from qreward.bulk.budget import NOTHING
+from qreward.bulk.budget import COPIES, LIMITS, NOTHING
 from qreward.bulk.inputs import InputLine
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT, passthrough
@@ -24,6 +26,8 @@ CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
 """Fields of a line that can hold its identifier. If a line has both fields, ``custom_id`` counts."""
+NUMBERS = (*LIMITS, *COPIES, "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+"""Parameters that a plain line may give as a text, because every value of a CSV file is a text."""
 
 
 class BulkSettings(Policy):
@@ -157,9 +161,17 @@ class RequestReader:
         if self._template is not None:
             messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
         elif is_plain:
-            prompt = {"role": "user", "content": fields.pop("prompt", None)}
-            messages = fields.pop("messages", None) or [prompt]
+            prompt, given = fields.pop("prompt", None), fields.pop("messages", None) or None
+            if (prompt is None) == (given is None):
+                raise ValueError(f"it needs either messages or prompt; {'both are empty' if prompt is None else 'leave one of them out'}")
+            if not isinstance(prompt, str | list | None):
+                raise ValueError(f"prompt is a {type(prompt).__name__}; it must be a text or a list of messages")
+            messages = CHAT.validate([{"role": "user", "content": prompt}] if isinstance(prompt, str) else given or prompt)
             messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]
+            for name in NUMBERS:
+                if isinstance(fields.get(name), str):
+                    with suppress(ValueError):
+                        fields[name] = msgspec.json.decode(fields[name], type=int | float)
         else:
             hint = "give the line messages or prompt, or the run a template that names its columns"
             raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")

@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 from qreward import __version__
 from qreward.errors import QRewardError
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = made.parse_args(given)
     try:
         status = int(args.run(args))
-        sys.stdout.flush()  # raises ``BrokenPipeError`` if the pipe is closed
+        if sys.stdout is not None:  # it is None if it was closed before
+            sys.stdout.flush()  # raises ``BrokenPipeError`` if the pipe is closed
     except BrokenPipeError:  # the reader, such as `head`, has ended; Python must not flush the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
@@ -74,9 +76,20 @@ def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
             action.complete = how  # type: ignore[attr-defined]
 
 
+class Parser(argparse.ArgumentParser):
+    """Reports an unknown option with the usage of its verb and the closest option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        for name in (each.partition("=")[0] for each in unknown):
+            if name.startswith("-"):
+                self.error(f"unknown option {name!r}; {did_you_mean(name, self._option_string_actions, otherwise='the options are')}")
+        return found, unknown
+
+
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """Return the parser, also for the reference page and the completion. ``only`` is the verb whose arguments are added; None adds all."""
-    made = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
+    made = Parser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
     version = f"qreward {__version__} (Python {platform.python_version()})"
     made.add_argument("--version", action="version", version=version, help="print the versions of qreward and Python")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)

@@ -206,7 +206,8 @@ class AgreementReport:
     """Holds the agreement and the biases of judges. ``print`` shows the report as tables.
 
     Attributes:
-        alpha: Krippendorff's alpha of all judges' scores, as in :func:`krippendorff_alpha`. None for one judge, or if all scores are equal.
+        alpha: Krippendorff's alpha of all judges' scores, as in :func:`krippendorff_alpha`. None for one judge, if all scores are equal, or
+            if the scores of some judges are in 0..1 and those of others are not.
         preference_alpha: Krippendorff's alpha of all judges' preferences, where a tie is half-way between a preference for the first
             response and a preference for the second response.
         judges: a report for each judge.
@@ -328,9 +329,9 @@ def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> Agreement
             JudgePairReport(
                 name,
                 other_name,
-                alpha=krippendorff_alpha([one.scores, other.scores]),
+                alpha=krippendorff_alpha([one.scores, other.scores]) if _on_one_scale(one, other) else None,
                 correlation=spearman([a for a, _ in both], [b for _, b in both]),
-                difference=_mean(a - b for a, b in both),
+                difference=_mean(a - b for a, b in both) if _on_one_scale(one, other) else None,
                 same_preference=_mean(a == b for a, b in _both(one.preferences, other.preferences)),
             )
         )
@@ -338,7 +339,13 @@ def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> Agreement
         krippendorff_alpha(kind) if pairs else None
         for kind in zip(*((each.scores, each.preferences) for each in judged.values()), strict=True)
     ]
-    return AgreementReport(alphas[0], alphas[1], tuple(judges), tuple(pairs))
+    return AgreementReport(alphas[0] if _on_one_scale(*judged.values()) else None, alphas[1], tuple(judges), tuple(pairs))
+
+
+def _on_one_scale(*judged: Judged) -> bool:
+    """Return whether the judges' scores can be compared: the scores of all judges are in 0..1, or those of none."""
+    found = [[score for score in each.scores if score is not None] for each in judged]
+    return len({min(scores) >= 0 and max(scores) <= 1 for scores in found if scores}) < 2
 
 
 def _both(ones: Sequence[float | None], others: Sequence[float | None]) -> list[tuple[float, float]]:
@@ -357,7 +364,8 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
         options: as in :meth:`Judge.batch_score`.
 
     Returns:
-        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of all other scorers are used unchanged.
+        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of all other scorers, and of a ``Judge`` with a
+        ``score`` function, are used unchanged. If only one of two judges has scores beyond 0..1, their alpha and difference are None.
 
     Raises:
         ConfigError: there is no judge, or a judge cannot compare. Or an item has all of the fields ``response``, ``first`` and ``second``,

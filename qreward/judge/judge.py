@@ -106,7 +106,7 @@ class Judge(Closing):
     ) -> None:
         settings: dict[str, Any] = {name: value for name, value in locals().items() if name in _PASSED_ON}
         if not isinstance(client, QRewardClient):
-            raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
+            raise ConfigError(f"client must be a QRewardClient, or for SyncJudge a SyncQRewardClient, not a {type(client).__name__}")
         settings_of.check_params(params)
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
         known = {} if preset is None else settings_of.preset_of(preset)

@@ -356,6 +356,8 @@ def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
     if value is None or not value.get_secret_value():
         return None
     check_header("authorization", value.get_secret_value())
+    if re.fullmatch(r"\{\w+\}|%\w+%", value.get_secret_value()):
+        raise ValueError("looks like an environment variable but would be used as it is; write ${NAME}, or ${NAME:-default}")
     return value
 
 

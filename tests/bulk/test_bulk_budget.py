@@ -104,9 +104,13 @@ def test_a_query_counts_with_each_of_its_documents() -> None:
 
 
 def test_a_request_whose_output_has_no_limit_is_refused() -> None:
-    for fields in (line(0), passed("/v1/completions", prompt="x"), passed("/v1/responses", input="x"), line(0, max_tokens="many")):
+    for fields in (line(0), passed("/v1/completions", prompt="x"), passed("/v1/responses", input="x")):
         with pytest.raises(ConfigError, match="sets no max_tokens, so its cost has no limit"):
             most(fields)
+    wrong: dict[str, Any] = {"max_tokens": "many", "max_completion_tokens": "500", "n": "10", "best_of": 2.0}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}, so its cost has no limit; set {name} to an integer"):
+            most(passed("/v1/completions", **{"prompt": "x", "max_tokens": 5, name: value}))
     assert most(passed("/v1/responses", input="x", max_output_tokens=50)) >= 50
     assert most(passed("/v1/completions", prompt=["x", "y"], max_tokens=50)) >= 100
 

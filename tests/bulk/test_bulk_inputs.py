@@ -245,6 +245,7 @@ def test_a_row_that_json_cannot_hold_is_its_own_failure() -> None:
 
 def test_what_is_no_input_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     cases: dict[str, Any] = {
+        "'/dev/null' is a pipe or a device; pass it to standard input, and name - as the input": "/dev/null",
         "there is no file 'nowhere.jsonl'; name a file, a glob in quotes, or - for standard input": "nowhere.jsonl",
         "no file matches 'no*.jsonl'": "no*.jsonl",
         "the format '.xml' is not known; known: .jsonl": written(tmp_path / "a.xml", ""),

@@ -153,7 +153,7 @@ async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_nex
         failed, lost = [each for each in results if each.is_kept], [each for each in results if not each.is_kept]
         assert ALL_FAILED <= len(failed) < ALL_FAILED + 50 > backend.served["bad"] - ALL_FAILED
         message = json.loads(lost[0].line)["error"]["message"]
-        assert message.startswith(f"the first {ALL_FAILED} lines have all failed; the last one: ")
+        assert message.startswith(f"the last {ALL_FAILED} lines have all failed; the last one: ")
         assert "use --retry-failed (in Python: retry_failed=True)" in message
         assert [each.is_kept for each in await run.results(asked("good"))] == [False]
         assert backend.served["good"] == 0

@@ -147,15 +147,16 @@ def test_the_ending_of_the_name_says_what_is_written_and_others_are_refused(tmp_
 
 
 def test_a_file_that_is_no_output_of_a_bulk_run_is_not_replaced(tmp_path: Path) -> None:
-    lines = [success_line("a", "qreward-1", body("x"))]
+    of_provider = b'{"id":"batch_req_1","custom_id":"a","response":{},"error":null}'
     for name in ("x.jsonl", "x.jsonl.gz"):
         file = OutputFile(tmp_path / name)
         file.check_replaceable()
         file.path.touch()
         file.check_replaceable()
-        file.write(lines)
-        file.check_replaceable()
-        for content in (b"mine\n", b'{"prompt": "mine"}\n', gzip.compress(b"mine\n"), gzip.compress(b"mine\n")[:12]):
+        for line in (success_line("a", "qreward-1", body("x")), of_provider):
+            file.write([line])
+            file.check_replaceable()
+        for content in (b"mine\n", b'{"id":"1","prompt":"mine"}\n', gzip.compress(b"mine\n"), gzip.compress(b"mine\n")[:12]):
             file.path.write_bytes(content)
             with pytest.raises(ConfigError, match="exists and is not the output of a bulk run; name another output, or remove the file"):
                 file.check_replaceable()

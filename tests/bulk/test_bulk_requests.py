@@ -64,10 +64,17 @@ def test_a_plain_line_has_messages_or_a_prompt_and_other_fields_are_parameters()
         "/chat/completions",
         {"model": "m", "messages": CHAT, "temperature": 1},
     )
-    assert body_of({"prompt": "hi", "model": "other"}, model="m")[1] == {"model": "other", "messages": CHAT}
+    for prompt in ({"prompt": "hi"}, {"prompt": CHAT}, {"prompt": "hi", "messages": None}, {"prompt": None, "messages": CHAT}):
+        assert body_of({**prompt, "model": "other"}, model="m")[1] == {"model": "other", "messages": CHAT}, prompt
     system = {"role": "system", "content": "be brief"}
     assert body_of({"prompt": "hi"}, model="m", system="be brief")[1]["messages"] == [system, *CHAT]
     assert body_of({"messages": CHAT}, model="m", system="be brief")[1]["messages"] == [system, *CHAT]
+
+
+def test_numbers_of_a_plain_line_may_be_texts_as_in_a_csv_file() -> None:
+    texts = {"max_tokens": "10", "n": "2", "temperature": "0.5", "seed": "many", "user": "7", "top_p": ""}
+    numbers = {**texts, "max_tokens": 10, "n": 2, "temperature": 0.5}
+    assert body_of({"prompt": "hi", **texts}, model="m")[1] == {"model": "m", "messages": CHAT, **numbers}
 
 
 def test_a_template_makes_the_prompt_of_a_row_whose_other_columns_are_not_sent() -> None:
@@ -136,6 +143,13 @@ def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
         ({**chat, "body": {}, "costum_id": "1"}, "unknown field 'costum_id'; did you mean 'custom_id'?"),
         ({"prompt": "hi", "model": "m", "stream": True}, "stream is true; a bulk run does not stream, so leave it out"),
         ({"messages": "hi", "model": "m"}, "messages"),
+        ({"prompt": None}, "it needs either messages or prompt; both are empty"),
+        ({"messages": [], "prompt": None}, "it needs either messages or prompt; both are empty"),
+        ({"messages": CHAT, "prompt": "hi"}, "it needs either messages or prompt; leave one of them out"),
+        ({"prompt": {"text": "hi"}}, "prompt is a dict; it must be a text or a list of messages"),
+        ({"prompt": 7}, "prompt is a int; it must be a text or a list of messages"),
+        ({"prompt": ["hi", "there"]}, "messages"),
+        ({"prompt": [], "model": "m"}, "messages"),
         ({**chat, "body": {"model": "m", "messages": [{"content": "no role"}]}}, "messages"),
         ({"url": "/v1/embeddings", "body": {"model": "m"}}, "input"),
     ]

@@ -22,6 +22,7 @@ from bulk_fakes import (
     failures,
     line,
     lines,
+    overloaded,
     read,
     refused,
     unreachable,
@@ -29,17 +30,22 @@ from bulk_fakes import (
 )
 from scale import seeds
 
-from qreward.bulk.batches import ALL_FAILED
+from qreward.bulk.batches import ALL_FAILED, ALL_REJECTED
 from qreward.bulk.inputs import digest_of
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun, run_bulk
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import ConfigError
+from qreward.errors import AuthenticationFailed, ConfigError
 from qreward.live.channel import Order, steer
+from qreward.scheduler.outcome import Failure, FailureKind
 
 
 def expected(count: int) -> dict[str, str]:
     return {f"id-{number}": f"re: item {number}" for number in range(count)}
+
+
+def forbidden() -> Failure:
+    return Failure(FailureKind.UNSUITABLE, AuthenticationFailed("not with this key", endpoint="a", status_code=403), misconfigured=True)
 
 
 def stop_after(seconds: float, *, now: bool = False) -> Any:
@@ -189,20 +195,73 @@ async def test_if_no_endpoint_serves_the_model_the_run_stops_before_it_has_read_
     assert (report.exit_code, report.failed) == (75, ALL_FAILED)
 
 
-async def test_an_outage_of_all_endpoints_fails_no_line_that_was_not_sent(tmp_path: Path) -> None:
+async def test_an_outage_of_all_endpoints_stops_the_run_and_the_next_one_sends_every_line(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        works = len(backend.sent) <= before
+        await asyncio.sleep(1)
+        return f"re: {sent.text}" if works else outage()
+
+    for outage, before in ((unreachable, 0), (unreachable, 50), (overloaded, 0), (overloaded, 50)):
+        path, case = tmp_path / f"{outage.__name__}{before}", (outage, before)
+        path.mkdir()
+        folder, backend = Folder(path, lines(200)), Backend(script)
+        report = await folder.run(backend, timeout=30)
+        assert (report.exit_code, report.done - report.failed) == (75, before), case
+        assert report.failed == (ALL_REJECTED if outage is overloaded else 0), case
+        assert before < report.sent <= before + 16, case
+        assert "no line can be sent: " in str(report.reason), case
+        report = await folder.run(Backend())
+        assert (report.done, report.failed, report.exit_code, report.sent_again) == (200, 0, 0, 0), case
+        assert answers(folder.output) == expected(200), case
+
+
+async def test_a_failed_line_that_no_server_has_processed_fails_alone_and_the_next_run_sends_it_again(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        if sent.text == "item 3":
+            return failure()
+        await asyncio.sleep(1)
+        return f"re: {sent.text}"
+
+    for failure in (overloaded, forbidden):
+        path = tmp_path / failure.__name__
+        path.mkdir()
+        folder = Folder(path, lines(500))
+        report = await folder.run(Backend(script), timeout=30)
+        assert (report.done, report.failed, report.sent, report.exit_code) == (500, 1, 500, 1), failure
+        assert list(failures(folder.failed)) == ["id-3"], failure
+        report = await folder.run(Backend())
+        assert (report.done, report.failed, report.sent, report.exit_code) == (500, 0, 1, 0), failure
+
+
+async def test_a_key_that_expires_stops_the_run_and_with_a_new_key_the_same_command_goes_on(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        works = len(backend.sent) <= answered
+        await asyncio.sleep(1)
+        return f"re: {sent.text}" if works else forbidden()
+
+    answered, folder, backend = 60, Folder(tmp_path, lines(2000)), Backend(script)
+    await folder.run(backend, sample=10)
+    for done in (60, 60):
+        report = await folder.run(backend)
+        assert (report.done - report.failed, report.exit_code) == (done, 75)
+        assert ALL_FAILED <= report.failed < ALL_FAILED + 16
+        assert "have all failed; the last one: " in str(report.reason)
+    answered = 10_000
+    report = await folder.run(backend)
+    assert (report.resumed, report.done, report.failed, report.exit_code) == (60, 2000, 0, 0)
+
+
+async def test_lines_that_fail_one_after_another_stop_the_run_unless_their_content_is_at_fault(tmp_path: Path) -> None:
     async def script(sent: Sent) -> Any:
         await asyncio.sleep(1)
-        return unreachable() if down else f"re: {sent.text}"
+        return f"re: {sent.text}" if int(sent.text.split()[1]) < 20 else failure()
 
-    down, folder, backend = True, Folder(tmp_path, lines(200)), Backend(script)
-    report = await folder.run(backend, timeout=30)
-    assert (report.exit_code, report.done, report.failed) == (75, 0, 0)
-    assert 0 < report.sent <= 16
-    assert "no line can be sent: " in str(report.reason)
-    down = False
-    report = await folder.run(backend)
-    assert (report.done, report.failed, report.exit_code) == (200, 0, 0)
-    assert answers(folder.output) == expected(200)
+    for failure, exit_code in ((refused, 1), (broken, 75)):
+        path = tmp_path / failure.__name__
+        path.mkdir()
+        folder = Folder(path, lines(20 + 2 * ALL_FAILED))
+        report = await folder.run(Backend(script), client={"retry": {"attempts": 1}})
+        assert (report.exit_code, report.done - report.failed) == (exit_code, 20), failure
 
 
 async def test_a_line_that_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -268,23 +327,22 @@ async def test_a_run_whose_batch_an_operator_cancels_leaves_its_lines_to_the_nex
     assert answers(folder.output) == expected(100)
 
 
-async def test_a_line_that_waits_for_its_retry_still_gets_it_after_a_stop(tmp_path: Path) -> None:
-    tries = 0
-
+async def test_a_line_that_waits_for_its_retry_is_left_to_the_next_run_after_a_stop(tmp_path: Path) -> None:
     async def script(sent: Sent) -> Any:
-        nonlocal tries
+        works = len(backend.sent) <= 4
         await asyncio.sleep(1)
-        tries += sent.text == "item 0"
-        return broken(after=10) if sent.text == "item 0" and tries == 1 else f"re: {sent.text}"
+        return f"re: {sent.text}" if works else failure(after=40)
 
-    folder, backend = Folder(tmp_path, lines(50)), Backend(script)
-    report = await folder.run(backend, endpoint(slots=1), on_start=stop_after(1.5), timeout=300)
-    assert (report.exit_code, report.in_flight, report.failed) == (75, 0, 0)
-    assert report.done == report.sent == len(backend.served) == 2
-    assert backend.served["item 0"] == 2
-    assert report.seconds < 60
-    report = await folder.run(backend, endpoint(slots=1))
-    assert answers(folder.output) == expected(50)
+    for failure, seconds in ((broken, 2.5), (broken, 1.5), (overloaded, 2.5), (overloaded, 1.5)):
+        path, case = tmp_path / f"{failure.__name__}{seconds}", (failure, seconds)
+        path.mkdir()
+        folder, backend = Folder(path, lines(50, max_tokens=10)), Backend(script)
+        report = await folder.run(backend, endpoint(slots=4, price=(1.0, 1.0)), on_start=stop_after(seconds))
+        assert (report.exit_code, report.done, report.failed, report.in_flight) == (75, 4, 0, 0), case
+        assert max(sent.at for sent in backend.sent) - backend.sent[0].at < seconds < report.seconds < 4, case
+        assert ((report.cost or 0.0) > 4 * 15.1e-6) == (failure is broken), "an attempt that a server may have processed counts"
+        report = await folder.run(Backend(), endpoint(slots=4))
+        assert (report.done, report.sent, report.sent_again, answers(folder.output)) == (50, 46, 0, expected(50)), case
 
 
 async def test_after_its_deadline_nothing_more_is_sent(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -133,3 +134,5 @@ def test_without_an_endpoint_the_file_has_that_of_the_environment_or_an_example(
     assert (example.base_url, example.api_key, own.base_url) == (GPU, None, API)
     assert KEY not in (folder / "own.toml").read_text()
     assert load_reward_config(folder / "judge.toml").models == ("judge-7b",)
+    monkeypatch.setattr(sys, "stdout", None)  # as for a process that is started with a closed standard output
+    assert main(["init", "closed.toml"]) == 0

@@ -67,6 +67,15 @@ def test_an_unknown_command_is_refused_with_the_closest_one(capsys: pytest.Captu
         assert f"qreward: error: unknown command {given!r}; {hint}" in capsys.readouterr().err
 
 
+def test_an_unknown_option_is_refused_with_the_usage_of_its_command_and_the_closest_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, hint in (("--modle", "did you mean '--model'?"), ("--modle=m", "did you mean '--model'?"), ("--zzz", "the options are")):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["run", "in.jsonl", "--output", "out.jsonl", given])
+        said = capsys.readouterr().err
+        assert said.startswith("usage: qreward run "), given
+        assert f"qreward run: error: unknown option {given.partition('=')[0]!r}; {hint}" in said, given
+
+
 def test_without_a_command_the_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main([])

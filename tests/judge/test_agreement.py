@@ -91,6 +91,15 @@ def test_the_report_compares_what_both_judges_scored() -> None:
     assert json.loads(json.dumps(report.as_dict()))["pairs"][0]["first"] == "a"
 
 
+def test_scores_on_different_scales_have_no_alpha_and_no_difference() -> None:
+    unit, ten, failed = Judged([0.1, 0.5, 0.9], []), Judged([1.0, 5.0, 9.0], []), Judged([None, None, None], [])
+    report = report_of({"unit": unit, "ten": ten, "same": unit, "failed": failed}, [1, 2, 3])
+    found = {(pair.first, pair.second): (pair.alpha, pair.difference, pair.correlation) for pair in report.pairs}
+    assert (report.alpha, found["unit", "ten"]) == (None, (None, None, pytest.approx(1)))
+    assert found["unit", "same"] == (1.0, 0.0, pytest.approx(1))
+    assert report_of({"one": ten, "other": ten, "failed": failed}, [1, 2, 3]).alpha == 1.0
+
+
 async def likes_length(sent: Sent) -> Any:
     """Scores by the length of the response, always prefers what is shown first, and cannot be read about every fourth response."""
     await asyncio.sleep(0.1)

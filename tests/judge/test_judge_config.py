@@ -102,6 +102,8 @@ def test_a_scorer_is_made_of_settings_or_of_a_name_and_a_judge_over_a_client_tha
             make_scorer(some_client(), wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="SyncJudge"):
         Judge(SyncQRewardClient(["http://a.example/v1"]), model="m")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="client must be a QRewardClient, or for SyncJudge a SyncQRewardClient, not a str"):
+        SyncJudge("http://a.example/v1", model="m")  # type: ignore[arg-type]
 
 
 async def test_closing_a_scorer_closes_its_client_only_if_it_owns_that() -> None:

@@ -70,6 +70,8 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (endpoint(api_key={"command": f"TOKEN={SECRET} vault read key"}), ("api_key: ", "no shell is used", "variables")),
     (endpoint(api_key="${QREWARD_NOT_SET}"), ("api_key: ", "QREWARD_NOT_SET", "set it")),
     (endpoint(api_key="$JUDGE_KEY"), ("api_key: ", "environment variable", "${NAME}", "${NAME:-default}")),
+    (endpoint(api_key="{JUDGE_KEY}"), ("api_key: ", "environment variable", "${NAME}", "${NAME:-default}")),
+    (endpoint(api_key="%JUDGE_KEY%"), ("api_key: ", "environment variable", "${NAME}", "${NAME:-default}")),
     (endpoint(headers={"X-Key": "Token $JUDGE_KEY"}), ("headers: ", "environment variable", "${NAME}")),
     (endpoint(headers={"X-Key": f"{SECRET}\r\nHost: x"}), ("headers: ", "'X-Key'", "line break")),
     (endpoint(headers={"X-Key": f"{SECRET}é"}), ("headers: ", "'X-Key'")),

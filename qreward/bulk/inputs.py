@@ -50,7 +50,7 @@ class InputLine(NamedTuple):
             raise ValueError(self.fault)
         try:
             fields = msgspec.json.decode(self.content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise ValueError(f"it is a JSON {type(fields).__name__}, not an object")
@@ -196,7 +196,7 @@ def _rows_of(label: str, rows: Iterable[Any], first: int = 1) -> Iterator[InputL
             raise ConfigError(f"{place} is a {type(row).__name__}, not a mapping")
         try:
             content = msgspec.json.encode({name: _text(name, value) for name, value in row.items()}, order="deterministic")
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             yield _bad_row(place, (), f"it cannot be written as JSON: {error}")
         else:
             yield InputLine(place, digest_of(content), content)

@@ -74,6 +74,7 @@ def test_the_digest_is_that_of_the_content_alone(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_object_says_what_it_is(tmp_path: Path) -> None:
     cases = {b"{": "it is not JSON", b"[1]": "it is a JSON list", b'"x"': "it is a JSON str", b'{"a":"\xff"}': "it is not JSON"}
+    cases[b'{"a":' + 3000 * b"[" + 3000 * b"]" + b"}"] = "it is not JSON"
     for content, message in cases.items():
         (line,) = Input(written(tmp_path / "a.jsonl", content)).lines()
         with pytest.raises(ValueError, match=message):
@@ -235,7 +236,10 @@ def test_rows_of_a_program_are_read_and_their_order_of_fields_does_not_matter() 
 
 
 def test_a_row_that_json_cannot_hold_is_its_own_failure() -> None:
-    values: tuple[Any, ...] = (object(), "\ud800")
+    nested: list[Any] = []
+    for _ in range(3000):
+        nested = [nested]
+    values: tuple[Any, ...] = (object(), "\ud800", nested)
     for value in values:
         first, bad, last = Input([{"a": 1}, {"a": value}, {"a": 2}]).lines()
         assert (first.fields(), last.fields()) == ({"a": 1}, {"a": 2})

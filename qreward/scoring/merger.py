@@ -414,12 +414,14 @@ class RequestMerger(Waiter):
         for item, share in zip(request.members, shares, strict=True):
             if item.place is OVER:
                 continue
-            if isinstance(share, InvalidResponse) and self._attempts > 1:
+            if isinstance(share, InvalidResponse):
                 item.detach()
+                share.endpoint = source.name
                 item.trail = [*(item.trail or ()), AttemptRecord(source.name, "transient", seconds, share.status_code, str(share))]
-                item.last_error = share
-                again.append(item)
-                continue
+                if self._attempts > 1:
+                    item.last_error = share
+                    again.append(item)
+                    continue
             item.end()
             del self._live[item]
             self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)

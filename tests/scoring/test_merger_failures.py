@@ -134,6 +134,19 @@ async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_
     assert 1 not in backend.sizes
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_the_error_of_an_item_without_a_value_in_the_list_names_the_endpoint_and_the_attempts(attempts: int) -> None:
+    async def work(name: str, items: list[Any]) -> Any:
+        return good(items, frozenset(["x 1"])) if len(items) > 1 else Failure(FailureKind.TRANSIENT, InvalidResponse("none", endpoint=name))
+
+    async with client_of(ListBackend(work), retry=Retry(attempts=attempts)) as client:
+        batch = await client.batch_score(texts(4), MODEL)
+        (error,) = batch.errors.values()
+        assert isinstance(error, InvalidResponse)
+        assert (error.endpoint, batch[1].endpoint, len(error.attempts)) == ("a", "a", attempts)
+        assert error.attempts[0].outcome == "transient"
+
+
 async def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
     backend = ListBackend(in_turn(broken(), seconds=0.01))
     async with client_of(backend, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:

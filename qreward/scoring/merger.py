@@ -165,12 +165,16 @@ class RequestMerger(Waiter):
         """Add items of one class. They are submitted in the next iteration of the event loop, so that all items of one iteration can be
         merged. The time limit of a single item starts now, that of a batch item when it is sent."""
         engine, watch, (_, batch) = self.driver.engine, self.driver.watch, items[0].key
+        full: QRewardError | None = None
         if self._most_waiting is not None and not batch:
             with engine.lock:
                 queues = [queue for queue in self._collector.queues() if not queue.key[1]]
                 single = sum(len(queue.items) - (queue.key in self._unfilled) for queue in queues)
                 if single + self.pool.queue.waiting >= self._most_waiting:
-                    raise queue_full_error(engine.clock(), self.pool, self._most_waiting)
+                    full = queue_full_error(engine.clock(), self.pool, self._most_waiting)
+        if full is not None:
+            self._rest_if_idle()
+            raise full
         if watch is not None:
             for item in items:
                 watch.began(item)

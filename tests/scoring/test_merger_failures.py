@@ -233,6 +233,17 @@ async def test_more_single_items_than_may_wait_are_turned_away_by_themselves() -
         batch = await client.batch_score(texts(50), MODEL)
         assert not batch.errors, "a batch reads as it can"
         assert leftovers(client) == {}
+    async with client_of(ListBackend(), max_queued=1) as client:
+        waiting = []
+        for _ in range(2):
+            waiting.append(asyncio.create_task(client.score("x 0", model=MODEL)))
+            await asyncio.sleep(0.1)
+        for number in range(3):
+            with pytest.raises(QueueFull):
+                await client.score("x 0", model=MODEL, tenant=f"tenant {number}")
+        assert leftovers(client)["mergers"] == 1, "the one of the items that wait"
+        await asyncio.gather(*waiting)
+        assert leftovers(client) == {}
 
 
 async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest_at_the_head_of_the_queue() -> None:

@@ -111,6 +111,8 @@ class MergedRequest(Task):
 
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
+        if len(items) > 1 and self.serial == items[0].serial > 0:  # was the call of this item, which now ends by itself
+            items[0].end_reported = 0
         self.members, self.items, self.size = items, tuple(items), len(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]

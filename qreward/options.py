@@ -138,7 +138,8 @@ class ResultOptions(TypedDict, total=False):
     """Options that decide how the results of many items are collected.
 
     Attributes:
-        deadline: seconds of the whole batch. Items that have no result after this time fail with ``DeadlineExceeded``.
+        deadline: seconds of the whole batch. Items that have no result after this time fail with ``DeadlineExceeded``. If an
+            input without a length was not read to its end, one more result with this error stands for the rest.
         progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
             :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
         keep_results: False returns only the statistics, so that memory does not grow with the number of items.

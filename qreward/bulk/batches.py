@@ -114,7 +114,7 @@ class ModelBatch(BatchWaiter):
                 self.finish(task, error, None, 0.0)
 
     def _on_line(self, result: Result[Any]) -> None:
-        self._bulk.finish(self._entries.pop(result.index), result)
+        self._bulk.finish(self._entries.pop(result.index, None), result)
 
     def endpoints(self) -> dict[str, EndpointStats]:
         return self._tallies.stats()
@@ -156,7 +156,7 @@ class ScorerBatch:
                 check_finite(result.value)
         except InvalidResponse as error:
             result = Result(result.index, None, error, result.endpoint, 0.0, result.queued, result.attempts)
-        self._bulk.finish(self._entries.pop(result.index), result)
+        self._bulk.finish(self._entries.pop(result.index, None), result)
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._stats
@@ -199,10 +199,13 @@ class LineRun:
             for batch in self._batches.values():
                 batch.stop()
 
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+    def finish(self, entry: Entry | None, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
         """Record the result of a line. Stop the run and record none if no line can be sent any more, or if the batch was cancelled or the
         client closed meanwhile. The next run sends such a line, and a failed line that no server can have processed."""
         error = result.error
+        if entry is None:  # the batch was ended before it took all lines
+            self.stop(f"no line can be sent: {error}")
+            return
         is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
         if is_cut_off and entry.started:
             spent = entry.reserved  # as in the journal, where the line stays without a result

@@ -446,12 +446,15 @@ class BatchWaiter(Waiter):
         return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}")
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
+        error_of_unread = make_error
+        if self._size is None and not self._feed.ended:
+            self._size, error_of_unread = self._count + 1, lambda: _of_the_rest(make_error())
         self._ending = True
         self._give_up(make_error)
-        self._end_unread(make_error)
+        self._end_unread(error_of_unread)
 
     def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
-        """Give an error to each item that was not read, if the size of the input is known, ``MOST_AT_ONCE`` in a turn of the loop."""
+        """Give an error to each item that was not read, ``MOST_AT_ONCE`` in a turn of the loop. One error stands for an unknown number."""
         for _ in range(MOST_AT_ONCE):
             if self._size is None or self._count >= self._size or self._error is not None or self._done.done():
                 self._ending = False
@@ -539,6 +542,11 @@ def as_ours(error: Exception, item: str, done: str) -> QRewardError:
     wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _of_the_rest(error: QRewardError) -> QRewardError:
+    error.args = (f"{error}; the input was not read to its end: this error stands for all items from this index on", *error.args[1:])
+    return error
 
 
 def _is_only_ours(error: BaseException) -> bool:

@@ -80,9 +80,12 @@ class Instrumentation:
             task.serial = UNWANTED
 
     def sent(self, attempt: Attempt) -> None:
-        if not attempt.task.serial:
-            self.began(attempt.task)
-        if attempt.task.serial != UNWANTED:
+        task = attempt.task
+        if len(task.items) > 1 and task.serial == task.items[0].serial > 0:  # was the call of this item until others were added
+            task.serial, task.span = 0, None
+        if not task.serial:
+            self.began(task)
+        if task.serial != UNWANTED:
             self._notify("sent", attempt)
 
     def first(self, attempt: Attempt) -> None:

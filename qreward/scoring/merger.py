@@ -111,6 +111,8 @@ class MergedRequest(Task):
 
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
+        if len(items) > 1 and self.serial == items[0].serial > 0:  # was the call of this item, which now ends by itself
+            items[0].end_reported = 0
         self.members, self.items, self.size = items, tuple(items), len(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
@@ -165,12 +167,16 @@ class RequestMerger(Waiter):
         """Add items of one class. They are submitted in the next iteration of the event loop, so that all items of one iteration can be
         merged. The time limit of a single item starts now, that of a batch item when it is sent."""
         engine, watch, (_, batch) = self.driver.engine, self.driver.watch, items[0].key
+        full: QRewardError | None = None
         if self._most_waiting is not None and not batch:
             with engine.lock:
                 queues = [queue for queue in self._collector.queues() if not queue.key[1]]
                 single = sum(len(queue.items) - (queue.key in self._unfilled) for queue in queues)
                 if single + self.pool.queue.waiting >= self._most_waiting:
-                    raise queue_full_error(engine.clock(), self.pool, self._most_waiting)
+                    full = queue_full_error(engine.clock(), self.pool, self._most_waiting)
+        if full is not None:
+            self._rest_if_idle()
+            raise full
         if watch is not None:
             for item in items:
                 watch.began(item)
@@ -414,12 +420,14 @@ class RequestMerger(Waiter):
         for item, share in zip(request.members, shares, strict=True):
             if item.place is OVER:
                 continue
-            if isinstance(share, InvalidResponse) and self._attempts > 1:
+            if isinstance(share, InvalidResponse):
                 item.detach()
+                share.endpoint = source.name
                 item.trail = [*(item.trail or ()), AttemptRecord(source.name, "transient", seconds, share.status_code, str(share))]
-                item.last_error = share
-                again.append(item)
-                continue
+                if self._attempts > 1:
+                    item.last_error = share
+                    again.append(item)
+                    continue
             item.end()
             del self._live[item]
             self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)

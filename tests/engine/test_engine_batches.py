@@ -17,8 +17,10 @@ from shared_tools import guard_buffers
 
 from qreward import (
     AttemptRecord,
+    BatchCancelled,
     BatchInterrupted,
     BatchResult,
+    ClientClosed,
     DeadlineExceeded,
     Endpoint,
     EndpointStats,
@@ -28,7 +30,7 @@ from qreward import (
     Result,
     Retry,
 )
-from qreward.engine.batch import Tallies
+from qreward.engine.batch import BatchWaiter, Tallies
 from qreward.engine.driver import LoopDriver
 from qreward.records import PromptTokensDetails, Usage
 from qreward.scheduler.outcome import Answer
@@ -240,10 +242,39 @@ async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read
     async with client_of(wire, {"a": 4}) as client:
         batch = await client.batch_chat_completion(source.open(kind), MODEL, deadline=2.5)
         assert source.closed
-    assert len(batch) == source.read
+    assert len(batch) == source.read + 1
     assert batch.texts()[:8] == expected(8)
-    assert set(batch.errors) == set(range(8, source.read))
+    assert set(batch.errors) == set(range(8, source.read + 1))
     assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
+    assert [index for index, error in batch.errors.items() if "not read to its end" in str(error)] == [source.read]
+
+
+async def test_a_batch_that_ends_early_has_one_error_for_all_items_of_unknown_number_that_were_not_read() -> None:
+    async def rollouts(count: int) -> AsyncIterator[Any]:
+        for number in range(count):
+            await asyncio.sleep(2)
+            yield chat(number)
+
+    async def end(client: QRewardClient, way: type[Exception]) -> None:
+        if way is ClientClosed:
+            await client.aclose()
+        elif way is BatchCancelled:
+            (waiter,) = [each for each in client._runtime.engine.driver().waiters if isinstance(each, BatchWaiter)]
+            waiter.cancel("enough")
+
+    for way in (DeadlineExceeded, ClientClosed, BatchCancelled):
+        for count in (10, 2):  # with 2, the input has ended before, and the second item is in flight
+            told = list[Result[Any]]()
+            async with client_of(FakeWire(seconds=1.5), {"a": 4}) as client:
+                options: Any = {"deadline": 5.0 if way is DeadlineExceeded else None, "on_result": told.append}
+                asked = asyncio.create_task(client.batch_chat_completion(rollouts(count), MODEL, **options))
+                await asyncio.sleep(5)
+                await end(client, way)
+                batch = await asked
+            assert batch.texts(default="none") == ["re: 0", *["none"] * (2 if count > 2 else 1)]
+            assert {type(error) for error in batch.errors.values()} == {way}
+            assert ["not read to its end" in str(error) for error in batch.errors.values()] == [False, True][: len(batch) - 1]
+            assert (told, batch.stats.items, batch.stats.failed) == (list(batch), len(batch), len(batch) - 1)
 
 
 async def test_at_the_deadline_every_item_of_a_sized_input_has_an_error_even_if_its_reading_ends_meanwhile() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from judge_tools import JudgeBackend, Sent, always, broken, endpoint, in_turn, judge_over, judging, now, number_of, score
 
+from qreward import Cascade
 from qreward.errors import BadRequest, ConfigError, ConnectionFailed, DeadlineExceeded, RequestTimeout
-from qreward.results import BatchInterrupted
+from qreward.results import BatchFailed, BatchInterrupted
 from qreward.scheduler.outcome import Failure, FailureKind
 
 
@@ -180,6 +181,20 @@ async def test_at_the_deadline_items_that_were_never_read_have_a_result_too() ->
     assert [result.ok for result in batch] == [True] * 4 + [False] * 196
     assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
     assert (batch.stats.items, batch.stats.failed) == (200, 196)
+
+
+async def test_at_the_deadline_items_of_a_slow_input_that_were_not_read_are_an_error_so_that_scores_raises() -> None:
+    async def rollouts() -> AsyncIterator[Any]:
+        for item in items(30):
+            await asyncio.sleep(1)
+            yield item
+
+    async with judge_over(JudgeBackend(always(score(5), seconds=0.2)), endpoint(slots=4)) as judge:
+        for scorer in (judge, Cascade([judge, judge], confidence=lambda _: 1.0)):
+            batch = await scorer.batch_score(rollouts(), deadline=5.5)
+            assert [result.ok for result in batch] == [True] * 5 + [False]
+            with pytest.raises(BatchFailed, match=r"item 5: DeadlineExceeded: .* not read to its end"):
+                batch.scores()
 
 
 async def test_an_input_or_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_finished() -> None:

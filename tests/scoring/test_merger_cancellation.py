@@ -123,6 +123,15 @@ async def test_the_deadline_of_a_batch_ends_what_is_missing() -> None:
         assert leftovers(client) == {}
 
 
+async def test_at_the_deadline_an_input_without_a_length_that_was_not_read_to_its_end_is_an_error_too() -> None:
+    async with client_of(ListBackend(seconds=1), endpoint("tei", 1, "tei")) as client:
+        batch = await client.batch_score(iter(texts(2000)), MODEL, deadline=3.5)
+        assert (batch.stats.ok, batch.stats.failed, list(batch.errors)) == (96, len(batch) - 96, list(range(96, len(batch))))
+        assert [index for index, error in batch.errors.items() if "not read to its end" in str(error)] == [len(batch) - 1]
+        await asyncio.sleep(0.01)
+        assert leftovers(client) == {}
+
+
 async def test_a_cancelled_batch_leaves_the_items_of_others_alone() -> None:
     backend = ListBackend(seconds=1)
     async with client_of(backend) as client:

@@ -134,6 +134,19 @@ async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_
     assert 1 not in backend.sizes
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_the_error_of_an_item_without_a_value_in_the_list_names_the_endpoint_and_the_attempts(attempts: int) -> None:
+    async def work(name: str, items: list[Any]) -> Any:
+        return good(items, frozenset(["x 1"])) if len(items) > 1 else Failure(FailureKind.TRANSIENT, InvalidResponse("none", endpoint=name))
+
+    async with client_of(ListBackend(work), retry=Retry(attempts=attempts)) as client:
+        batch = await client.batch_score(texts(4), MODEL)
+        (error,) = batch.errors.values()
+        assert isinstance(error, InvalidResponse)
+        assert (error.endpoint, batch[1].endpoint, len(error.attempts)) == ("a", "a", attempts)
+        assert error.attempts[0].outcome == "transient"
+
+
 async def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
     backend = ListBackend(in_turn(broken(), seconds=0.01))
     async with client_of(backend, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:
@@ -219,6 +232,17 @@ async def test_more_single_items_than_may_wait_are_turned_away_by_themselves() -
         assert await blocker == 0.0
         batch = await client.batch_score(texts(50), MODEL)
         assert not batch.errors, "a batch reads as it can"
+        assert leftovers(client) == {}
+    async with client_of(ListBackend(), max_queued=1) as client:
+        waiting = []
+        for _ in range(2):
+            waiting.append(asyncio.create_task(client.score("x 0", model=MODEL)))
+            await asyncio.sleep(0.1)
+        for number in range(3):
+            with pytest.raises(QueueFull):
+                await client.score("x 0", model=MODEL, tenant=f"tenant {number}")
+        assert leftovers(client)["mergers"] == 1, "the one of the items that wait"
+        await asyncio.gather(*waiting)
         assert leftovers(client) == {}
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from types import NoneType
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListBackend, client_of, endpoint, good, refused, texts
+from merge_tools import MODEL, ListBackend, client_of, endpoint, good, in_turn, overloaded, refused, texts
 
 from qreward import Limits, Priority
 from qreward.codecs.rewards.base import Conversation, Pair, RewardScore
-from qreward.errors import BadRequest, ConfigError, NoEndpoint
+from qreward.errors import BadRequest, ConfigError, NoEndpoint, RequestTimeout
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, Observer
 
 FORMS: list[tuple[tuple[Any, ...], Any]] = [
@@ -163,6 +164,21 @@ async def test_observers_see_each_merged_item_and_their_request_and_a_lone_item_
     assert request.prompt_tokens == 50
     assert [event.prompt_tokens for event in seen.ended if event is not request] == [None] * 5
     assert {event.outcome for event in seen.ended} == {"ok"}
+
+
+async def test_a_lone_call_that_was_turned_away_and_then_shares_a_request_ends_once_and_as_its_caller_sees_it() -> None:
+    for limit, second, outcome in ((1.0, None, "failed"), (60.0, good(texts(3), frozenset({"x 0"})), "ok")):
+        seen = Seen()
+        async with client_of(ListBackend(in_turn(overloaded(0.1), second, None, seconds=0.5)), observers=[seen]) as client:
+            first = asyncio.create_task(client.score("x 0", model=MODEL, timeout=limit))
+            await asyncio.sleep(0.2)
+            others = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(2, 1)]
+            await asyncio.wait([first, *others])
+        assert isinstance(first.exception(), RequestTimeout if outcome == "failed" else NoneType)
+        assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)
+        assert [event.outcome for event in seen.ended if event.call == seen.started[0].call] == [outcome]
+        assert [event.outcome for event in seen.ended if event.call != seen.started[0].call] == ["ok"] * 3
+        assert {event.call for event in seen.attempts} <= {event.call for event in seen.started}
 
 
 async def test_observers_see_each_call_end_once_though_its_list_was_cut_or_it_was_cancelled() -> None:

@@ -25,6 +25,7 @@ from qreward.scheduler.stats import LatencyStats, Quantiles
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
 from qreward.scheduler.why import said, subject_of
 
+END = object()
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
 
@@ -447,11 +448,18 @@ class BatchWaiter(Waiter):
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         error_of_unread = make_error
-        if self._size is None and not self._feed.ended:
+        if self._size is None and not self._feed.ended and self._goes_on():
             self._size, error_of_unread = self._count + 1, lambda: _of_the_rest(make_error())
         self._ending = True
         self._give_up(make_error)
         self._end_unread(error_of_unread)
+
+    def _goes_on(self) -> bool:
+        """Return whether an input without a length may have more items. An asynchronous one may, until it has ended."""
+        try:
+            return self._is_async or next(self._items, END) is not END
+        except Exception:
+            return True
 
     def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
         """Give an error to each item that was not read, ``MOST_AT_ONCE`` in a turn of the loop. One error stands for an unknown number."""

@@ -242,11 +242,19 @@ async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read
     async with client_of(wire, {"a": 4}) as client:
         batch = await client.batch_chat_completion(source.open(kind), MODEL, deadline=2.5)
         assert source.closed
-    assert len(batch) == source.read + 1
+    items = source.read + (kind == "async generator")  # of another input, one item more is read to know whether it goes on
+    assert len(batch) == items
     assert batch.texts()[:8] == expected(8)
-    assert set(batch.errors) == set(range(8, source.read + 1))
+    assert set(batch.errors) == set(range(8, items))
     assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
-    assert [index for index, error in batch.errors.items() if "not read to its end" in str(error)] == [source.read]
+    assert [index for index, error in batch.errors.items() if "not read to its end" in str(error)] == [items - 1]
+
+
+async def test_an_input_of_unknown_length_that_was_read_to_its_last_item_has_no_result_too_many_at_the_deadline() -> None:
+    for count in range(30, 45):
+        async with client_of(FakeWire(seconds=5.0), {"a": 4}) as client:
+            batch = await client.batch_chat_completion(iter(chats(count)), MODEL, deadline=1.0)
+        assert len(batch) == min(count, 33), "32 are read"
 
 
 async def test_a_batch_that_ends_early_has_one_error_for_all_items_of_unknown_number_that_were_not_read() -> None:

@@ -89,7 +89,10 @@ class ModelBatch(BatchWaiter):
 
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
-        if self._bulk.is_stopping or (entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False)):
+        is_copy = attempt.task.copy is attempt  # its failure must not end the attempt that is in flight
+        if (self._bulk.is_stopping and not is_copy) or (
+            entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False)
+        ):
             return Failure(FailureKind.UNSENDABLE, Rejected("the run has stopped"))
         try:
             return await self.driver.backend.send(attempt.source.endpoint, attempt.task.payload)
@@ -108,7 +111,7 @@ class ModelBatch(BatchWaiter):
 
     def _drop_waiting(self) -> None:
         """End the lines that wait for their next attempt."""
-        if waiting := [task for task in self._live if task.state < TaskState.SENT]:
+        if waiting := [task for task in self._live if task.state < TaskState.SENT and task.attempt is None]:
             self.driver.withdraw(waiting, error := Rejected("the run has stopped"))
             for task in waiting:
                 self.finish(task, error, None, 0.0)
@@ -224,8 +227,8 @@ class LineRun:
             if self._scorer is not None and isinstance(error, ConfigError):
                 error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
             self.fail(entry, error, result, spent)
-            if not is_final:
-                self._journal.withdraw(entry.key)
+            if not is_final and not (isinstance(error, RequestTimeout) and entry.key in self._journal.failed_before):
+                self._journal.withdraw(entry.key)  # not twice for a line that servers reject: such lines alone would fill each run
             return
         if entry.started and not is_cut_off:
             self._journal.withdraw(entry.key, spent)

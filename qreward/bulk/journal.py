@@ -100,6 +100,7 @@ class Journal:
         self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
         self._skips_failed = retry_failed  # the failures of earlier runs
         self._started: set[int] = set()  # keys of the lines that this run sent and that have no result yet
+        self.failed_before: set[int] = set()  # keys of lines that failed in an earlier run, and that no server had processed
         self._left_before: dict[int, Spent] = {}  # key of such a line of an earlier run -> its maximum cost
         self.spent_before = NOTHING  # what earlier runs spent; a line of theirs without a result counts with its maximum cost
         self.held: dict[int, HeldBatch] = {}
@@ -189,8 +190,8 @@ class Journal:
         self._left_before.pop(key, None)
         if kind == DONE or (kind == FAILED and not self._skips_failed):
             self._index[key] = place << 2 | record.ok
-        elif kind == WITHDRAWN:
-            self._index.pop(key, None)  # of a failure
+        elif kind == WITHDRAWN and self._index.pop(key, None) is not None:  # of a failure
+            self.failed_before.add(key)
 
     # the lines
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from typing import Any, Literal
 
-import msgspec
 from pydantic import Field, field_validator
 
 from qreward.bulk.budget import COPIES, LIMITS, NOTHING
@@ -169,9 +169,13 @@ class RequestReader:
             messages = CHAT.validate([{"role": "user", "content": prompt}] if isinstance(prompt, str) else given or prompt)
             messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]
             for name in NUMBERS:
-                if isinstance(fields.get(name), str):
+                if isinstance(text := fields.get(name), str):
+                    if not text.strip():  # an empty cell
+                        del fields[name]
+                        continue
                     with suppress(ValueError):
-                        fields[name] = msgspec.json.decode(fields[name], type=int | float)
+                        number = float(text)
+                        fields[name] = int(number) if number.is_integer() else number if isfinite(number) else text
         else:
             hint = "give the line messages or prompt, or the run a template that names its columns"
             raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")

@@ -30,6 +30,7 @@ from bulk_fakes import (
 )
 from scale import seeds
 
+from qreward import Hedge
 from qreward.bulk.batches import ALL_FAILED, ALL_REJECTED
 from qreward.bulk.inputs import digest_of
 from qreward.bulk.outputs import OutputFile
@@ -639,3 +640,26 @@ def _shorten(dice: random.Random, rows: list[dict[str, Any]]) -> None:
 
 def _keep(_dice: random.Random, _rows: list[dict[str, Any]]) -> None:
     """Change nothing."""
+
+
+async def test_lines_that_a_server_always_rejects_do_not_keep_later_runs_from_the_others(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(0.1)
+        return overloaded() if 20 <= int(sent.text.split()[1]) < 40 else f"re: {sent.text}"
+
+    folder, exit_code, runs = Folder(tmp_path, lines(100)), 75, 0
+    while exit_code == 75 and runs < 15:  # each run leaves up to four of these lines behind
+        report, runs = await folder.run(Backend(script), timeout=30), runs + 1
+        exit_code = report.exit_code
+    assert (report.done - report.failed, exit_code) == (80, 1)
+
+
+async def test_what_is_in_flight_when_a_run_stops_is_answered_although_copies_of_it_are_not_sent(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(3.0 if sent.text in ("item 60", "item 61") else 0.03)
+        return f"re: {sent.text}"
+
+    folder = Folder(tmp_path, lines(4000))
+    report = await folder.run(Backend(script), endpoint("a"), endpoint("b"), client={"hedge": Hedge()}, deadline=1.0)
+    assert 62 < report.sent < 4000
+    assert (report.done, report.in_flight, report.failed) == (report.sent, 0, 0)

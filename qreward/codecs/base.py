@@ -66,6 +66,10 @@ class Malformed(Exception):
     """The body is not a valid response. The message describes the fault."""
 
 
+class Ignored(Malformed):
+    """The server has ignored a part of the request, or does not do what the request needs. It would do so again."""
+
+
 class EmbeddedError(Exception):
     """The body contains an ``error`` although the status is 2xx."""
 

@@ -15,6 +15,7 @@ from qreward.codecs.base import (
     WITHHELD,
     Codec,
     EmbeddedError,
+    Ignored,
     Malformed,
     Unfinished,
     WireRequest,
@@ -112,9 +113,9 @@ class ChatCodec(Codec):
             raise Unfinished(ending)
 
     def check_count(self, found: int, params: Mapping[str, Any]) -> None:
-        """Raise ``Malformed`` if a response has fewer choices than the request asks for. Some servers ignore ``n``."""
+        """Raise ``Ignored`` if a response has fewer choices than the request asks for. Some servers ignore ``n``."""
         if found < (count := count_of(params)) and self.failures:
-            raise Malformed(f"the answer has {found} of {count} choices")
+            raise Ignored(f"the answer has {found} of {count} choices; send the request {count} times if the server ignores n")
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return tokens_of(call.inputs), most_output(call.params)

@@ -37,7 +37,7 @@ from qreward.decisions import (
     answers_of,
     too_improbable,
 )
-from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, QRewardError
+from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, QRewardError, RateLimited
 from qreward.records import Usage
 from qreward.settings.policies import Endpoint
 
@@ -602,7 +602,10 @@ def lacks_path(error: Exception, known: Dialect | None) -> bool:
 
 
 def refuses_body(error: Exception) -> bool:
-    return status_of(error) in OTHER_BODY or isinstance(error, InvalidResponse)
+    status = status_of(error)
+    if status != 403 and isinstance(error, AuthenticationFailed | RateLimited):  # gateways answer unknown paths with 403
+        return False
+    return status in OTHER_BODY or isinstance(error, InvalidResponse)
 
 
 def _key_of(endpoint: Endpoint, model: str) -> tuple[object, ...]:

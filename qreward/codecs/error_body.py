@@ -128,7 +128,6 @@ _NAMES = {
     ),
     403: ("permission_error", "permission_denied", "permission_denied_error", "forbidden"),
     404: ("model_not_found", "not_found_error", "not_found", "deployment_not_found"),
-    412: ("failed_precondition",),
     429: (
         "rate_limit_exceeded", "rate_limit_error", "rate_limited", "rate_limit", "user_rate_limit_exceeded", "too_many_requests",
         "resource_exhausted", "throttled", "throttling", "throttling_exception", "throttling_rate_quota", "tokens", "requests",
@@ -161,6 +160,8 @@ _SAYS_TOO_LONG = re.compile(
 )
 _SAYS_QUOTA = re.compile(r"(?i)(?:\S+(?::| -) ){0,4}(?:your credit balance is too low|you have reached your specified API usage limits)")
 """The beginning of a message of Anthropic's that means a used up account, perhaps after the names of errors that a gateway passes on."""
+_SAYS_ACCOUNT = re.compile(r"(?i)user location is not supported|account \S{1,100} is suspended")
+"""The beginning of a message that means that the account is suspended, or that its region is not served."""
 _NO_PATH = "Unexpected endpoint or method"
 """The beginning of LM Studio's message, with status 200, for a path that it does not have."""
 _SAYS_NO_MODEL = re.compile(
@@ -196,9 +197,12 @@ def is_quota(error_body: ErrorBody) -> bool:
     return not QUOTA.isdisjoint(error_body.names) or _SAYS_QUOTA.match(error_body.text) is not None
 
 
-def is_unknown_model(error_body: ErrorBody, status: int) -> bool:
-    """Return True if the error means an unknown model. With 503, only a code means it, because a model may still be loading."""
-    return not _NO_MODEL.isdisjoint(error_body.names) or (status != 503 and _SAYS_NO_MODEL.match(error_body.text) is not None)
+def is_refused_account(error_body: ErrorBody) -> bool:
+    return _SAYS_ACCOUNT.match(error_body.text) is not None
+
+
+def is_unknown_model(error_body: ErrorBody) -> bool:
+    return not _NO_MODEL.isdisjoint(error_body.names) or _SAYS_NO_MODEL.match(error_body.text) is not None
 
 
 def is_too_much_output(error_body: ErrorBody) -> bool:

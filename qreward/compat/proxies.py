@@ -29,6 +29,11 @@ REPLACED = {  # parameter that a proxy does not take any more -> what to do inst
 }
 
 
+def _timeouts(timeout: Any) -> Timeouts:
+    """Return the time limits for seconds, an ``httpx.Timeout`` or None."""
+    return Timeouts(attempt=getattr(timeout, "read", timeout) or 60.0)
+
+
 class OpenAIChatProxy:
     """One OpenAI-compatible endpoint with the parameters, the defaults and the results of 0.1.7."""
 
@@ -56,7 +61,7 @@ class OpenAIChatProxy:
         self._rate = rate_limiter_bucket_size, rate_limiter_bucket_period
         self._limiter: tuple[asyncio.AbstractEventLoop, AsyncLimiter] | None = None
         self._max_concurrent = max_concurrent
-        self._timeouts = Timeouts(attempt=getattr(timeout, "read", timeout) or 60.0)  # seconds, or an httpx.Timeout
+        self._timeouts = _timeouts(timeout)
         self._temperature = 0.0
         self._process_chat = chat_process_func
         self._process_error = error_process_func
@@ -81,8 +86,8 @@ class OpenAIChatProxy:
         self._temperature = temperature
         return self
 
-    def with_timeout(self, timeout: float) -> Self:
-        self._timeouts = Timeouts(attempt=timeout)
+    def with_timeout(self, timeout: Any) -> Self:
+        self._timeouts = _timeouts(timeout)
         if "client" in vars(self):
             config = self.client.config
             changed = [each.model_copy(update={"timeouts": self._timeouts}) for each in config.endpoints]

@@ -1,9 +1,8 @@
 """Decides what follows from a failed attempt, for its source and for its task.
 
 Overload costs the task no attempt, and affects the cooldown and the concurrency limit of the source, not its health. Any other failure
-counts against the health of the source, unless the task is the likely cause. A refused request is not sent again, or only to one other
-source if its source refuses everything. Any other task is queued again, after full jitter (Brooker, AWS 2015) unless another source is
-expected to answer it first.
+counts against the health of the source, unless the task is the likely cause. A refused request is never sent again. Any other task is
+queued again, after full jitter (Brooker, AWS 2015) unless another source is expected to answer it first.
 """
 
 from __future__ import annotations
@@ -54,9 +53,6 @@ def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
 
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
-DOUBTFUL = 3
-"""Number of requests that a source refuses without an answer between them, after which the source may be the cause, such as an account that
-is used up. Each further request that it refuses is then sent to one other source."""
 OUTAGE = 4
 """Number of tasks that have first failed since the last answer of a pool's sources, from which the sources are taken to be the cause. With
 6 instead, steps of four calls lost four to five in an outage of 10 s."""
@@ -92,10 +88,6 @@ class FailurePolicy:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
-        if outcome.kind is FailureKind.REFUSED and outcome.should_retry is None:
-            attempt.source.refusals += 1
-            if attempt.source.refusals > DOUBTFUL:
-                rule = RULES[FailureKind.UNSUITABLE]
         was_back = attempt.source.health.is_back
         lost = self._record_failure(now, attempt, outcome, rule)
         if not task.holds(attempt):  # the task no longer depends on this attempt
@@ -174,7 +166,7 @@ class FailurePolicy:
             return 0.0, failure.error, None
         if rule.other_source_only:
             task.unfit = (*task.unfit, source)
-            task.refusals += failure.kind is not FailureKind.QUOTA and not isinstance(failure.error, AuthenticationFailed)
+            task.refusals += failure.kind is FailureKind.UNSUITABLE and not isinstance(failure.error, AuthenticationFailed)
             pool, unfit = task.pool, task.unfit
             fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
             return 0.0, None if fit and task.refusals < MOST_UNFIT else failure.error, None

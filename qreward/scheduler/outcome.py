@@ -25,7 +25,7 @@ class FailureKind(IntEnum):
     UNSUITABLE = 5
     """This endpoint will never serve the task, but another endpoint may (401, 403, 404, 405, 501, a redirect, context too long)."""
     REFUSED = 6
-    """The request itself is wrong (400, 413, 422, content filter). It is sent to one other endpoint only if this one refuses everything."""
+    """The request itself is wrong (400, 413, 422, content filter). It is never sent again."""
     UNSENDABLE = 7
     """The request could not be built (unserialisable content). It is never sent."""
     LOCAL = 8

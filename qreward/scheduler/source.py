@@ -74,8 +74,8 @@ class Source:
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "endpoint", "fault",
         "health", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "paused", "pools",
-        "prefix_cache", "proven", "refusals", "removed", "requests", "reserved", "sends_priority", "service", "silence", "stream_timing",
-        "tally", "tokens", "unanswered", "weight", "window",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "sends_priority", "service", "silence", "stream_timing", "tally",
+        "tokens", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +125,6 @@ class Source:
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
         self.unanswered = 0  # requests that timed out since the last sign of life
-        self.refusals = 0  # requests that it refused since the latest answer
         self.fault: LastFailure | None = None  # its last failure other than overload
         self.prefix_cache = PredictedCache()
 
@@ -193,7 +192,7 @@ class Source:
         sent_at, held = attempt.sent_at, attempt.held
         taken = now - sent_at
         self.answered_at, self.proven = now, max(self.proven, sent_at)
-        self.unanswered = self.refusals = 0
+        self.unanswered = 0
         self.latency.add(taken - held)
         pool, work = attempt.task.pool, answer.output_tokens or attempt.task.size or None
         for each in self.pools:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
+from qreward.codecs.base import EmbeddedError, Ignored, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec, count_of
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
 from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
@@ -460,9 +460,11 @@ class ChatStream:
         assembly, codec = self._assembly, cast("ChatCodec", self._call.codec)
         if not assembly.count:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
-        if not (assembly.ended if well else self._finished()):
-            after = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
-            what = "[DONE] came without a finish_reason" if self._done else after
+        if not (assembly.ended or not codec.failures if well else self._finished()):
+            if self._done:
+                text = "[DONE] came without a finish_reason, so the answer may be cut; do not stream from a server that never sends one"
+                return self._failure(Ignored(text), b"")
+            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
             return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
         try:
             for ending in assembly.endings():

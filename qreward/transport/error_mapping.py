@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import ABORTED, EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.base import ABORTED, EmbeddedError, Ignored, Malformed, Reply, TransportError, Unfinished
 from qreward.codecs.error_body import (
     INVALID_SCORES,
     LOOKED_AT,
@@ -17,6 +17,7 @@ from qreward.codecs.error_body import (
     error_body_of,
     error_in,
     is_quota,
+    is_refused_account,
     is_too_long,
     is_too_much_output,
     is_unknown_model,
@@ -73,6 +74,7 @@ _PLACE = _wrong_setup(
     BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names; base_url often ends in /v1)"
 )
 _NO_MODEL = _PLACE._replace(misconfigured=False)  # the endpoint may serve other models
+_ACCOUNT = _wrong_setup(AuthenticationFailed, "check the account of endpoint {endpoint!r}")
 _WRONG_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
 _NO_KEY = _wrong_setup(
     AuthenticationFailed,
@@ -91,7 +93,7 @@ _MEANINGS = {
     **dict.fromkeys((404, 405, 410), _PLACE),
     407: _wrong_setup(AuthenticationFailed, "check user and password in proxy of endpoint {endpoint!r}"),
     **dict.fromkeys((408, 409, 424, 425, 499), _SERVER),
-    412: _wrong_setup(AuthenticationFailed, "check the account of endpoint {endpoint!r}"),
+    412: FailureMeaning(FailureKind.UNSUITABLE, BadRequest),
     413: FailureMeaning(_REFUSED, BadRequest, "send a smaller request"),
     501: _wrong_setup(ServerError, "the server of endpoint {endpoint!r} does not offer this; check its kind and base_url"),
     **dict.fromkeys((429, 503, 529), FailureMeaning(FailureKind.OVERLOADED, RateLimited)),
@@ -128,6 +130,8 @@ class FailedReply(NamedTuple):
             words = f"an error in the body: {error_body.text or 'without a message'}"
             return self._failure(_meaning_of(self.reply.status, error_body), words)
         match error:
+            case Ignored():
+                kind, words = FailureKind.UNSUITABLE, f": {error}"
             case Malformed():
                 beginning = shorten(self.secrets, body[:LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
                 kind, words = _TRANSIENT, f": {error}" + (f"; it begins: {beginning}" if beginning else "")
@@ -185,15 +189,15 @@ def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
     stated = status_of(error_body, status)
     if status in (200, 400, 403) or (status in (498, 500) and stated in (429, 503, 529)):
         status = stated or status
-    if status < 500 and is_quota(error_body):
-        return _QUOTA
+    if status < 500 and (is_quota(error_body) or is_refused_account(error_body)):
+        return _QUOTA if is_quota(error_body) else _ACCOUNT
     if INVALID_SCORES in error_body.names:
         return _INVALID_SCORES
     if status in (400, 413, 422) and (too_long := _too_long(error_body)):
         return too_long
     if status in (413, 429) and _SAYS_MORE_THAN_A_MINUTE.match(error_body.text):
         return _MORE_THAN_A_MINUTE
-    if status in (400, 404, 422, 503) and is_unknown_model(error_body, status):
+    if status in (400, 404, 422) and is_unknown_model(error_body):
         return _NO_MODEL
     return _MEANINGS.get(status) or (_REQUEST if 400 <= status < 500 else _SERVER)
 

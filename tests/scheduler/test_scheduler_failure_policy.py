@@ -10,7 +10,7 @@ from scheduler_driver import ERRORS, Driver, failure
 from scheduler_warm import awaited, live
 
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout
-from qreward.scheduler.failure_policy import DOUBTFUL, MOST_TRAIL, RULES, backoff, rule_for
+from qreward.scheduler.failure_policy import MOST_TRAIL, RULES, backoff, rule_for
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.settings.policies import Retry
 
@@ -35,22 +35,6 @@ def test_each_kind_of_failure_is_tried_at_as_many_sources_as_may_help_and_ends_w
             sources.append(len(driver.path(task)))
         found[kind] = tuple(sources)
     assert found == expected
-
-
-def test_a_source_that_refuses_everything_costs_three_tasks_because_each_further_one_is_tried_at_one_other_source() -> None:
-    found = {}
-    for well, now_and_then in (("bc", False), ("", False), ("", True)):
-        driver, count = Driver(dict.fromkeys("abc", 1)), 0
-        tasks = [driver.submit() for _ in range(30)]
-        while attempts := [attempt for name in "abc" for attempt in driver.at(name)]:
-            count += 1
-            if attempts[0].source.name in well or (now_and_then and count % 2):
-                driver.ok(attempts[0])
-            else:
-                driver.fail(attempts[0], K.REFUSED)
-        lost = sum(driver.outcome(task) is ERRORS[K.REFUSED] for task in tasks)
-        found[well, now_and_then] = lost, max(len(driver.path(task)) for task in tasks)
-    assert found == {("bc", False): (DOUBTFUL, 2), ("", False): (30, 2), ("", True): (15, 1)}
 
 
 def test_failures_that_are_not_the_fault_of_a_source_leave_it_in_service() -> None:

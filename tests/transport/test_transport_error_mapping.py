@@ -232,7 +232,6 @@ def test_what_a_status_and_its_body_mean() -> None:
 UNKNOWN_MODELS: list[tuple[int, Any]] = [
     (400, openai("no such model", "invalid_request_error", "model_not_found")),
     (403, openai("no access to the model", "invalid_request_error", "model_not_found")),
-    (503, openai("No available channel for model nope under group default (distributor)", "new_api_error", "model_not_found")),
     (404, openai("The model `nope` does not exist.", "NotFoundError", 404)),
     (404, openai("litellm.NotFoundError: NotFoundError: OpenAIException - The model `nope` does not exist.")),
     (400, openai("/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` to view available models for your key.")),

@@ -70,10 +70,10 @@ def test_done_does_not_complete_an_answer_without_an_ending_or_with_fewer_choice
     # gateways add [DONE] to a stream that their own server has cut
     for body in (said("yes"), said("yes") + USAGE, ENDED + said("yes") + said("no", index=1)):
         _, outcome, _ = outcome_of(always(sse(body + DONE)))
-        assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, ConnectionFailed)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
         assert "[DONE] came without a finish_reason" in str(outcome.error)
     _, outcome, _ = outcome_of(always(sse(WHOLE)), what=call(n=8))
-    assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, InvalidResponse)
+    assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
     assert "the answer has 1 of 8 choices" in str(outcome.error)
 
 

@@ -115,6 +115,8 @@ def conversation(prompt: Any, completion: Any, *, whole: bool = False) -> tuple[
 
 def plain(value: Any) -> Any:
     """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
+    if type(value) is str:
+        return value
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if hasattr(value, "tolist"):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from math import inf
 from typing import Any
 
-from qreward.bulk.budget import FREE, NOTHING, SpendingLimit, Spent, cost_of
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of, is_free
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
@@ -52,7 +52,7 @@ def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bo
         return False  # requests of the line may have been answered, but not all of them
     rejecting = set()  # endpoints that most probably have not processed the next attempt either
     for attempt in attempts:
-        if attempt.outcome in FREE and attempt.outcome != "ok":
+        if is_free(attempt) and attempt.outcome != "ok":
             rejecting.add(attempt.endpoint)
         elif attempt.outcome != "timeout" or attempt.endpoint not in rejecting:
             return True

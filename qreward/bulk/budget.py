@@ -11,7 +11,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import PassthroughCodec
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import ConfigError
-from qreward.results import Result, Usage, dollars
+from qreward.results import AttemptRecord, Result, Usage, dollars
 
 MESSAGE_TOKENS = 16
 """Maximum number of tokens that a chat template is assumed to add to a message. The template of OpenAI adds 3 and the template of Llama 3
@@ -97,6 +97,11 @@ def highest(prices: Mapping[str, Price], names: Iterable[str]) -> Price | None:
     return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
 
 
+def is_free(attempt: AttemptRecord) -> bool:
+    """Return whether an attempt adds nothing to the cost. An unsuitable answer (status 200), such as one with too few choices, does."""
+    return attempt.outcome in FREE and not (attempt.outcome == "unsuitable" and attempt.status_code == 200)
+
+
 def upper_bound(call: WireRequest, price: Price | None) -> Spent:
     """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter than a byte.
     Raises ``ConfigError`` if the request does not limit its output."""
@@ -148,5 +153,5 @@ def cost_of(result: Result[Any], usage: Usage | None, price: Price | None, reser
     """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost; ``reserved`` is that of
     ``attempts`` attempts."""
     answer = spent_by(usage, price) if result.ok else NOTHING
-    unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
+    unknown = sum(not is_free(attempt) for attempt in result.attempts) + (answer is None)
     return (answer or NOTHING) + Spent(reserved.tokens // attempts, reserved.cost / attempts) * unknown

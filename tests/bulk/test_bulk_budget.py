@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scale import seeds
 
-from qreward.bulk.budget import MEDIA_TOKENS, MESSAGE_TOKENS, NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
+from qreward.bulk.budget import MEDIA_TOKENS, MESSAGE_TOKENS, NOTHING, SpendingLimit, Spent, highest, is_free, spent_by, upper_bound
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.bulk.run import BulkRun
 from qreward.errors import ConfigError
-from qreward.results import Usage
+from qreward.results import AttemptRecord, Usage
 
 
 def call_of(fields: dict[str, Any]) -> Any:
@@ -215,6 +215,14 @@ async def test_lines_that_a_run_without_limit_had_in_flight_count_before_another
         report = await folder.run(backend, endpoint(slots=4), max_tokens=30 * one, **options, **first)
         assert report.tokens_before >= 4 * one, number
         assert (report.done, report.exit_code) == (20, 0), number
+
+
+def test_an_unsuitable_answer_was_paid_and_an_unsuitable_refusal_was_not() -> None:
+    found = {
+        (outcome, status): is_free(AttemptRecord("a", outcome, 1.0, status))
+        for outcome, status in (("unsuitable", 200), ("unsuitable", 404), ("overloaded", 429), ("transient", 500), ("refused", 400))
+    }
+    assert [key for key, free in found.items() if free] == [("unsuitable", 404), ("overloaded", 429)]
 
 
 async def test_attempts_that_time_out_count_in_full(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Machine instructions per chat call, of this tree and of another commit, counted by valgrind's cachegrind.
 
-Unlike CPU time, the number does not depend on what else the machine does, and repeats to about half a percent. Each count is the difference
+Unlike CPU time, the number does not depend on what else the machine does, and repeats to one or two percent. Each count is the difference
 of two runs of the same client (``clients/qreward_*.py``) against ``server.py``, divided by the difference of their calls. The first
 thousands of calls are left out: a batch that has been read ahead keeps what was known when it was read. Under cachegrind a program runs
 about fifty times slower, so its clock is slowed as much (see ``clients/_slowed.py``); otherwise what happens once in so many milliseconds

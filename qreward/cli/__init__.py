@@ -76,7 +76,7 @@ def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
             action.complete = how  # type: ignore[attr-defined]
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Reports an unknown option with the usage of its verb and the closest option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """Return the parser, also for the reference page and the completion. ``only`` is the verb whose arguments are added; None adds all."""
-    made = Parser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
+    made = CommandParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
     version = f"qreward {__version__} (Python {platform.python_version()})"
     made.add_argument("--version", action="version", version=version, help="print the versions of qreward and Python")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)

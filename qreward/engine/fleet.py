@@ -229,10 +229,10 @@ class Fleet:
         scheduler = self._engine.scheduler
         if policies is not None:
             scheduler.set_policies(*policies)
-        if policies is not None and policies[0].prefix_affinity != policies[1].prefix_affinity:
-            self._affinity = policies[1].prefix_affinity
-            for source in self._sources.values():
-                self._size_cache(source)
+            if policies[0].prefix_affinity != policies[1].prefix_affinity:
+                self._affinity = policies[1].prefix_affinity
+                for source in self._sources.values():
+                    self._size_cache(source)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():

@@ -189,8 +189,9 @@ def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
     stated = status_of(error_body, status)
     if status in (200, 400, 403) or (status in (498, 500) and stated in (429, 503, 529)):
         status = stated or status
-    if status < 500 and (is_quota(error_body) or is_refused_account(error_body)):
-        return _QUOTA if is_quota(error_body) else _ACCOUNT
+    account = _QUOTA if is_quota(error_body) else _ACCOUNT if is_refused_account(error_body) else None
+    if account is not None and status < 500:
+        return account
     if INVALID_SCORES in error_body.names:
         return _INVALID_SCORES
     if status in (400, 413, 422) and (too_long := _too_long(error_body)):

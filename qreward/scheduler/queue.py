@@ -242,8 +242,7 @@ class Queue:
         """
         retried = self._retries.best(source, now) if self.again else {}
         levels = {**dict.fromkeys(retried, _NONE), **self._levels} if retried else self._levels
-        best: tuple[float, int] = (inf, LEVELS)
-        found: Entry | None = None
+        least, best, found = inf, LEVELS, None
         for level, tenants in levels.items():
             entry: Entry | None = None
             first = earliest = inf
@@ -253,15 +252,16 @@ class Queue:
                     continue
                 if entry is None:
                     entry, first = each, each.born
-                earliest = min(earliest, each.born)
+                if each.born < earliest:
+                    earliest = each.born
                 if isinstance(each, Task):  # it may be more urgent than a batch whose turn it is
                     break
             if level in retried and retried[level][0] <= first:
                 earliest, entry = min(earliest, retried[level][0]), retried[level][1]
-            key = earliest + level * AGEING, level
-            if key < best:
-                best, found = key, entry
-        return *best, found
+            key = earliest + level * AGEING
+            if key < least or (key == least and level < best):
+                least, best, found = key, level, entry
+        return least, best, found
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, or another task of the same line that suits the source better.

@@ -76,6 +76,7 @@ class Quantiles:
     def __init__(self, fade_after: int | None = None) -> None:
         self._counts = [0] * _BUCKETS
         self.count = 0
+        self._sums, self._summed = [0], 0  # sums of the counts up to each bucket, when ``count`` was ``_summed``
         self.fade_after = fade_after
 
     def add(self, value: float) -> None:
@@ -84,7 +85,7 @@ class Quantiles:
         self.count += 1
         if self.count == self.fade_after:
             self._counts = [count >> 1 for count in self._counts]
-            self.count = sum(self._counts)
+            self.count, self._summed = sum(self._counts), 0
 
     def bucket(self, value: float) -> int:
         return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
@@ -104,7 +105,9 @@ class Quantiles:
     def at(self, quantile: float) -> float | None:
         if not self.count:
             return None
-        bucket = bisect_left(list(accumulate(self._counts)), max(quantile * self.count, 0.5))
+        if self._summed != self.count:
+            self._sums, self._summed = list(accumulate(self._counts)), self.count
+        bucket = bisect_left(self._sums, max(quantile * self.count, 0.5))
         return exp((bucket - _OFFSET + 0.5) * _GROWTH)
 
 

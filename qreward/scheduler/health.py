@@ -141,6 +141,7 @@ class Cooldown:
         self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
         self.pauses = 0  # number of cooldowns in a row without an answer in between; 0 while no cooldown is active
+        self.since = -inf  # when the first of these cooldowns began
         self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
         self._began_at = -inf  # when the last cooldown started
         self._hint_until = -inf  # when the wait of the longest hint ends
@@ -165,6 +166,8 @@ class Cooldown:
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
+        if not self.pauses:
+            self.since = now
         if sent_at >= self._began_at:  # a request that was sent before this cooldown says nothing new
             self.pauses = min(self.pauses + 1, 8)
             self._began_at = now
@@ -177,6 +180,8 @@ class Cooldown:
 
     def hold(self, now: float, seconds: float) -> None:
         """Start a cooldown because a probe reports that the server is not ready."""
+        if not self.pauses:
+            self.since = now
         self.opens_at = max(self.opens_at, now + seconds)
         self.pauses, self._probe_at = max(1, self.pauses), None
 

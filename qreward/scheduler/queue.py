@@ -252,8 +252,7 @@ class Queue:
                     continue
                 if entry is None:
                     entry, first = each, each.born
-                if each.born < earliest:
-                    earliest = each.born
+                earliest = min(earliest, each.born)
                 if isinstance(each, Task):  # it may be more urgent than a batch whose turn it is
                     break
             if level in retried and retried[level][0] <= first:

@@ -322,6 +322,8 @@ class AdaptiveLimit(ConcurrencyLimit):
         if current.peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
             if not self._starting:  # else the limit would double after each pause
                 self._elasticity.break_off()
+            if not self._capped:  # but what was served at once can be served again
+                self._used = max(self._used, float(current.peak))
         else:
             change = self._elasticity.add(self.limit, current.seconds / current.tokens)
             factor, elasticity = 1.0, inf if change is None else change

@@ -141,9 +141,9 @@ class Cooldown:
         self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
         self.pauses = 0  # number of cooldowns in a row without an answer in between; 0 while no cooldown is active
-        self.since = -inf  # when the first of these cooldowns began
+        self.since = inf  # when the first of these cooldowns began; inf while none is active
         self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
-        self._began_at = -inf  # when the last cooldown started
+        self.began_at = -inf  # when the last cooldown started
         self._hint_until = -inf  # when the wait of the longest hint ends
         self._probe_at: float | None = None  # when the first request after the cooldown was sent
         self._reject_after = 0.0  # seconds until a request is rejected, moving average
@@ -166,24 +166,22 @@ class Cooldown:
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
-        if not self.pauses:
-            self.since = now
-        if sent_at >= self._began_at:  # a request that was sent before this cooldown says nothing new
+        if sent_at >= self.began_at:  # a request that was sent before this cooldown says nothing new
             self.pauses = min(self.pauses + 1, 8)
-            self._began_at = now
+            self.began_at = now
             self._probe_at = None
             pause = min(LONGEST, FIRST * 2.0 ** (self.pauses - 1)) * self._rng.uniform(0.5, 1.5)
             self.opens_at = max(self.opens_at, now + pause)  # an earlier hint may be longer
         if hint is not None:
             self.opens_at, self._hint_until = max(self.opens_at, now + hint), max(self._hint_until, now + hint)
             self.pauses, self._probe_at = max(1, self.pauses), None  # a request in flight was sent before this hint
+        if self.pauses:
+            self.since = min(self.since, now)
 
     def hold(self, now: float, seconds: float) -> None:
         """Start a cooldown because a probe reports that the server is not ready."""
-        if not self.pauses:
-            self.since = now
         self.opens_at = max(self.opens_at, now + seconds)
-        self.pauses, self._probe_at = max(1, self.pauses), None
+        self.pauses, self._probe_at, self.since = max(1, self.pauses), None, min(self.since, now)
 
     def ease(self, now: float) -> bool:
         """End the cooldown now, or when the wait of a hint ends. Returns True if that is earlier than before."""
@@ -194,4 +192,4 @@ class Cooldown:
         return True
 
     def _end(self) -> None:
-        self.pauses, self._probe_at, self.opens_at, self._hint_until = 0, None, -inf, -inf
+        self.pauses, self._probe_at, self.opens_at, self._hint_until, self.since = 0, None, -inf, -inf, inf

@@ -322,8 +322,9 @@ class Source:
         seconds = self.answers_in(now, pool) * burden
         if seconds >= most:
             return seconds
-        away_since = self.down_since if self.down_since is not None else self.cooldown.since if self.cooldown.pauses else now
-        wait = max(now - away_since, self.ready_at(now, slot=True) - now)  # it is expected to be away for as long again
+        cooldown = self.cooldown
+        away = max(self.health.since, cooldown.began_at) - (cooldown.since if self.down_since is None else self.down_since)
+        wait = max(0.0, away, self.ready_at(now, slot=True) - now)  # it is expected to stay away for as long as it has been away
         full = self.inflight >= self.window.limit
         if wait or full:  # other retries wait for it as well
             wait += pool.queue.again / self.rate(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from inspect import isfunction
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from qreward.callables import NOT_GIVEN, FunctionKind, kind_of, show_keywords
@@ -379,7 +379,7 @@ def seconds(name: str, value: float | None) -> float | None:
     """Return ``value`` if it is a positive number of seconds, or None for no limit. Raises ``ConfigError`` for other values."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ConfigError(f"{name} must be a positive number of seconds, or None for none, not {value!r}")
     return float(value)
 

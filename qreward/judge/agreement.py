@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from itertools import combinations, pairwise
-from math import isfinite
 from pathlib import Path
 from statistics import correlation, fmean, variance
 from typing import Any, Literal, NamedTuple, Unpack
@@ -19,6 +18,7 @@ from qreward.judge.aggregation import side_of
 from qreward.judge.calibration import Calibration, Method, ScoreRange, check_labels, fitting, range_to_calibrate
 from qreward.judge.codec import bounds
 from qreward.judge.judge import Judge
+from qreward.judge.parsing.text import is_number
 from qreward.judge.types import Comparison, Scorer
 from qreward.options import JudgeBatchOptions
 from qreward.render import text_table
@@ -89,7 +89,7 @@ def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[li
         if LABEL not in fields:
             raise ConfigError(f"{place}: has no {LABEL!r}; give {wanted}")
         label = fields[LABEL]
-        if not isinstance(label, int | float) or not isfinite(label):
+        if not isinstance(label, bool) and not is_number(label):
             raise ConfigError(f"{place}: {LABEL!r} must be {wanted}, not {shown(label)}")
         if not isinstance(label, bool):
             if not low <= label <= high:

@@ -9,7 +9,6 @@ from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
-from math import isfinite
 from typing import Any, NamedTuple, Unpack, cast
 
 from pydantic import Field, TypeAdapter, field_validator
@@ -30,6 +29,7 @@ from qreward.errors import (
 )
 from qreward.judge.codec import ScoreFunctionError, called, finite
 from qreward.judge.config import JudgeConfig
+from qreward.judge.parsing.text import is_number
 from qreward.judge.types import (
     AnyScorer,
     Closing,
@@ -196,7 +196,7 @@ class Cascade(Closing):
         for name, number, function in zip(names, least, functions, strict=False):
             if function is not None and not callable(function):
                 raise ConfigError(f"confidence of stage {name!r} must be a function from a verdict to a number, not {function!r}")
-            if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+            if not is_number(number):
                 raise ConfigError(f"min_confidence of stage {name!r} must be a number, not {number!r}")
             if function is None and not 0 <= number <= 1:
                 raise ConfigError(
@@ -459,7 +459,8 @@ class _Batch:
         answer = None if error is not None else JudgeAnswer(whole, estimated=any(each.usage_is_estimated for each in everything))
         trail = tuple(attempt for each in everything for attempt in each.attempts)
         latency, queued = sum(each.latency for each in everything), sum(each.queued for each in everything)
-        result = Result(index, answer, error, result.endpoint, latency, queued, trail, result.extra or None)
+        extra = next((each.extra for each in everything if each.extra), None)  # an item that the deadline ends has it from an earlier stage
+        result = Result(index, answer, error, result.endpoint, latency, queued, trail, extra)
         self._ok += result.ok
         if self._keep:
             self._results[index] = result

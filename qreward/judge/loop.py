@@ -305,13 +305,14 @@ class ItemCalls(Waiter):
             for task in sender.tasks.values():
                 cut += [*(task.trail or ()), *unanswered(task, engine.clock())]
         late, trail = self.late(), (*sender.trail, *cut)
+        decided = self.settled(late)
         if self.ended is not None and self.common.batch is None and len(sender.waiting) > 1:
             self.leave()
             if not self.ended.done():  # its caller may have been cancelled in this turn of the event loop
-                self.ended.set_result(with_trail(late, trail))
+                self.ended.set_result(with_trail(late, trail) if decided is late else self.result(decided, None, cached=True))
         else:
             sender.trail, sender.endpoint = trail, cut[-1].endpoint if cut else sender.endpoint
-            self.end(self.settled(late))
+            self.end(decided)
 
     def late(self) -> RequestTimeout:
         model, common = self.calls[0].judge_model.model, self.common

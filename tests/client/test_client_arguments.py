@@ -16,7 +16,7 @@ NAN, INF = float("nan"), float("inf")
 STREAM = "stream=True cannot be used in this call; for tokens as they come, call stream_chat_completion"
 SHARED: list[tuple[dict[str, Any], str]] = [
     *(({"model": value}, "model must be the name of a model, not") for value in ("", 7)),
-    *(({"timeout": value}, "timeout must be a positive number of seconds") for value in (NAN, INF, -1, 0, True, "60")),
+    *(({"timeout": value}, "timeout must be a positive number of seconds") for value in (NAN, INF, 10**400, -1, 0, True, "60")),
     *(({"priority": value}, "priority must be a whole number from 0") for value in (-1, 10, True, 2.5, "urgent", None)),
     ({"stream": True}, STREAM),
     ({"extra_body": {"stream": True}}, STREAM),

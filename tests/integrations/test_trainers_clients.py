@@ -81,6 +81,27 @@ def test_a_fault_in_the_file_is_logged_once_and_changes_nothing(tmp_path: Path, 
     assert record.getMessage().endswith("nothing was changed")
 
 
+def test_a_client_that_several_places_name_changes_when_all_of_them_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    judge = {"judge": {"model": "judge-7b"}}
+    for file in files:
+        write(file, {"client": fleet("x"), **judge})
+        rewarder(str(file), deadline=60)
+    with caplog.at_level(logging.WARNING, "qreward.schedule"):
+        for file, changed, ends in zip(files, (False, True), ("x", "y"), strict=True):
+            write(file, {"client": fleet("y"), **judge})
+            assert (look(), look(), names()) == (changed, False, [ends])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{files[0]} and {files[1]} share a client, and its settings differ there now")
+    in_code = rewarder({"client": fleet("x"), **judge}, deadline=60)
+    assert list(vars(in_code.scorer)["_client"].stats()) == ["x"], "not the client that was made with these settings and has others now"
+    close_all()
+    for source in (str(files[0]), {"client": fleet("y"), **judge}):
+        rewarder(source, deadline=60)
+    write(files[0], {"client": fleet("z"), **judge})
+    assert (look(), names()) == (False, ["y"]), "settings in code do not change"
+
+
 def test_settings_that_come_from_no_file_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QREWARD_CONFIG", raising=False)
     rewarder({"client": fleet("a"), "judge": {"model": "judge-7b"}}, deadline=60)

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from adapter_fakes import installed
 
+from qreward import Endpoint
 from qreward.errors import ConfigError, NoEndpoint
-from qreward.integrations.trainers import RewardConfig, load_reward_config, rewarder
+from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config, rewarder
+from qreward.judge import JudgeConfig
 
 KEY = "sk-very-secret-0123456789"
 ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "name": "judge-0"}
@@ -173,6 +175,34 @@ def test_the_same_settings_have_one_rewarder_and_others_another(monkeypatch: pyt
     ]
     made = {id(rewarder({**GOOD, "client": {"endpoints": [{**ENDPOINT, **each}]}}, deadline=5.0)) for each in secrets}
     assert len(made) == 4, "settings that differ in a secret alone"
+
+
+def test_settings_that_print_alike_share_a_rewarder_only_if_they_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+
+    def one(messages: Any) -> str:
+        return str(messages)
+
+    def other(messages: Any) -> str:
+        return str(messages)
+
+    other.__qualname__ = one.__qualname__
+
+    def made(end: Endpoint, temperature: float = 0.0) -> Rewarder:
+        judge = JudgeConfig.from_content({"model": "judge-7b", "params": {"temperature": temperature}})
+        return rewarder({"client": {"endpoints": [end]}, "judge": judge}, deadline=5.0)
+
+    url = "http://127.0.0.1:9/v1"
+    given = [(Endpoint(url, api_key=key), 0.0) for key in ("a", "b")] + [(Endpoint(url), 0.0), (Endpoint(url), 1.0)]
+    given += [(Endpoint.local(function, models=["*"]), 0.0) for function in (one, other)]
+    first = [made(*each) for each in given]
+    assert len({*map(id, first)}) == len(given)
+    assert made(Endpoint.local(other, models=["*"])) is first[-1], "settings that are made anew for each call"
+    ends = [Endpoint(url, api_key="c")]
+    changing = {**GOOD, "client": {"endpoints": ends}}
+    before = rewarder(changing, deadline=5.0)
+    ends[0] = Endpoint(url, api_key="d")
+    assert rewarder(changing, deadline=5.0) is not before
 
 
 def test_a_client_that_several_settings_name_is_one_so_that_its_limits_hold_over_all(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed, stub_modules
 
+from qreward import Endpoint
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import verl as function_module
 from qreward.integrations.trainers.texts import plain
@@ -111,6 +112,13 @@ def test_a_setting_beside_the_file_replaces_only_what_it_names(tmp_path: Path, s
     made = settings_of({"config": str(file), "judge": {"model": "judge-70b"}}).judge
     assert made is not None
     assert (made.model, made.range, made.prompt) == (("judge-70b",), (-1.0, 1.0), "Judge {response}.")
+
+
+def test_settings_that_print_alike_are_one_only_if_they_are_equal(scorer: FakeScorer) -> None:
+    ends = [Endpoint("http://127.0.0.1:9/v1", api_key=key) for key in ("a", "b", "a")]
+    first, other, again = [settings_of({**SETTINGS, "client": {"endpoints": [end]}}) for end in ends]
+    assert first is again
+    assert other is not first
 
 
 async def test_without_settings_the_environment_names_the_file(scorer: FakeScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ async def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path: Path)
         ('{"prompt": "q", "label": 1, "label": 0}', f"{path}, line 1: cannot be read: the name 'label' is there twice; keep one"),
         ('{"prompt": "q", "response": "a"}', f"{path}, line 1: has no 'label'; give true, false or a number from 0 to 1"),
         (f'{line}\n{{"label": "yes"}}', f"{path}, line 2: 'label' must be true, false or a number from 0 to 1, not 'yes'"),
-        ('{"label": NaN}', f"{path}, line 1: 'label' must be true, false or a number"),
+        *((f'{{"label": {odd}}}', f"{path}, line 1: 'label' must be true, false or a number") for odd in ("NaN", "1e400", 10**400)),
         (f'{line}\n{{"label": 4}}', f"{path}, line 2: the label 4 is not from 0 to 1; set scale to the lowest and highest label"),
     ]
     wrong = []

@@ -122,6 +122,7 @@ def test_forms_that_fit_nothing_are_settings_errors() -> None:
         ({"answer": {"pattern": "("}}, "regular expression"),
         ({"answer": {"form": "GRADE: C"}}, "values"),
         ({"answer": {"form": "GRADE: C", "values": {"C": "1"}}}, "finite score"),
+        ({"answer": {"form": "GRADE: C", "values": {"C": 10**400}}}, "finite score"),
         ({"answer": {"form": "GRADE: C", "values": {"C": 11}}}, "scale"),
         ({"answer": {"function": "judge_tools:no_such"}}, "no_such"),
         ({"answer": fifth_word}, "own prompt"),

@@ -272,6 +272,13 @@ async def test_the_deadline_ends_both_stages_and_names_itself() -> None:
     assert batch.stats.failed + batch.stats.ok == 40
 
 
+async def test_an_item_that_the_deadline_ends_before_the_next_stage_keeps_its_other_fields() -> None:
+    async with client_of(JudgeBackend(graded(3)), endpoint("s", slots=1)) as client:
+        given = [{"prompt": "q", "response": f"a{number}", "id": number} for number in (1, 3)]
+        batch = await cascade_over(client).batch_score(given, deadline=5)
+    assert [(type(result.error), result.extra) for result in batch] == [(DeadlineExceeded, {"id": 1}), (DeadlineExceeded, {"id": 3})]
+
+
 async def test_each_result_is_passed_on_once_and_is_not_kept_if_it_need_not_be() -> None:
     seen: list[tuple[int, float]] = []
     shown: list[Any] = []
@@ -428,7 +435,7 @@ def test_settings_make_a_cascade_and_what_is_none_is_refused() -> None:
         (Cascade, {"stages": {"": one, "b": two}}, "name of a stage"),
         (Cascade, {"stages": [one, two], "min_confidence": 1.5}, "from 0 to 1"),
         (Cascade, {"stages": [one, two], "min_confidence": True}, "must be a number"),
-        (Cascade, {"stages": [one, two], "min_confidence": float("nan")}, "must be a number"),
+        *((Cascade, {"stages": [one, two], "min_confidence": odd}, "must be a number") for odd in (nan, inf, 10**400)),
         (Cascade, {"stages": [one, two], "min_confidence": [0.5, 0.5]}, r"one for each stage but the last \(1\), not 2"),
         (Cascade, {"stages": [one, two], "confidence": 0.5}, "must be a function"),
         (CascadeConfig, {"stages": ["a"]}, "stages"),

@@ -116,6 +116,20 @@ async def test_when_the_time_is_over_the_votes_that_are_there_decide_if_they_suf
     assert isinstance(batch[1].error, {"deadline": DeadlineExceeded, "timeout": RequestError}[limit])
 
 
+async def test_each_of_equal_calls_gets_the_score_of_the_votes_that_are_there_when_its_time_is_over() -> None:
+    async def ended(judge: Judge, timeout: float) -> tuple[Verdict, float]:
+        return await judge.score(*QUESTION, timeout=timeout), now()
+
+    backend = JudgeBackend(voting((1, 6), (1, 6), (900, 2), (900, 2)))  # the third is asked again when its first time is over
+    async with judge_over(backend, samples=3) as judge:
+        verdicts, times = zip(*await asyncio.gather(*(ended(judge, timeout) for timeout in (10, 10, 20))), strict=True)
+        assert judge.spent.tokens == 30
+    assert [verdict.score for verdict in verdicts] == [0.6] * 3
+    assert times == (10, 10, 20)
+    assert [verdict.usage and verdict.usage.tokens for verdict in verdicts] == [None, None, 30]
+    assert [verdict.cached for verdict in verdicts] == [True, True, False]
+
+
 SETTLES: tuple[Settle, ...] = ("majority", "mean", "median")
 VOTES = st.lists(st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]).map(Vote), st.just(ServerError("no"))), min_size=1, max_size=7)
 

@@ -15,12 +15,13 @@ from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from qreward.client import QRewardClient
 from qreward.engine import background
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
+from qreward.functions.config import same
 from qreward.functions.watcher import ConfigWatcher
 from qreward.integrations.trainers.settings import (
     RESERVED,
@@ -41,7 +42,7 @@ from qreward.judge.codec import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
 from qreward.judge.types import Scorer, Verdict, Vote, check_finite
 from qreward.runtime import runtime_of
-from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
+from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, read_config
 from qreward.spelling import TYPO, closest, did_you_mean
 
 LATE = 1.0
@@ -52,6 +53,7 @@ ENTRY_TYPO = 0.8
 GRACE = 2.0
 """Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 _log = logging.getLogger("qreward.integrations.trainers")
+T = TypeVar("T")
 
 
 class Rewarder:
@@ -276,14 +278,32 @@ class Adapter:
 # what a process shares
 
 
-class _Shared(NamedTuple):
-    config: ClientConfig  # the settings with which the client was made
-    client: QRewardClient
-    watcher: ConfigWatcher | None  # applies changes of the file
+class _Shared:
+    """A client, and the places where its settings stand. Changes of files are applied when all places have them, as they move the requests
+    of all rewarders with this client."""
+
+    def __init__(self, client: QRewardClient) -> None:
+        self.client = client
+        self.watcher: ConfigWatcher | None = None
+        self._places: dict[str, Callable[[], ClientConfig | None]] = {}  # a place -> reads the settings there
+
+    def add(self, file: Path | None, read: Callable[[], ClientConfig | None]) -> None:
+        self._places["the settings in code" if file is None else str(file)] = read
+        if file is not None and self.watcher is None:
+            self.watcher = ConfigWatcher(self.client, callback=self._read)
+            self.watcher.start()
+
+    def _read(self) -> Any:
+        (first, wanted), *others = [(place, read()) for place, read in [*self._places.items()]]
+        for place, config in others:
+            if config != wanted:
+                raise ConfigError(f"{first} and {place} share a client, and its settings differ there now; change both alike")
+        return wanted
 
 
-_MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""Text of the settings' source and default deadline -> the source, kept alive because the text may contain its ``id``, and the rewarder."""
+_MADE: dict[tuple[str, float], list[tuple[Any, Rewarder]]] = {}
+"""Text of the settings' source and default deadline -> the sources with this text and their rewarders. A text may contain the ``id`` of its
+source, which is thereby kept alive."""
 _CLIENTS: list[_Shared] = []
 _LOCK = threading.RLock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -295,22 +315,32 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     ``source`` are settings as :func:`~qreward.integrations.trainers.load_reward_config` takes them. ``deadline`` is the number of seconds
     for one reward if the settings have none. Raises ``ConfigError`` if the settings are missing or wrong.
     """
+    given: Any = source
     if isinstance(source, RewardConfig):
         name = f"{id(source):x}"
     else:
-        given = source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE))
+        given = plain(source) if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE))  # a copy: it may change later
         name = json.dumps(given, sort_keys=True, default=repr)
-    known = _MADE.get((name, deadline))
-    if known is None:
-        with _LOCK:
-            known = _MADE.get((name, deadline))
-            if known is None:
-                config = load_reward_config(source)
-                client = shared_client(config.client, config.place)
-                made = Rewarder(scorer_of(config, client), deadline, config)
-                made.waiting = runtime_of(client).look.waiting_for
-                known = _MADE[name, deadline] = (source, made)
-    return known[1]
+
+    def make() -> Rewarder:
+        config = load_reward_config(source)
+        client = shared_client(config.client, config.place)
+        made = Rewarder(scorer_of(config, client), deadline, config)
+        made.waiting = runtime_of(client).look.waiting_for
+        return made
+
+    with _LOCK:
+        return made_once(_MADE, (name, deadline), given, make)
+
+
+def made_once(made: dict[Any, list[tuple[Any, T]]], text: Any, given: Any, make: Callable[[], T]) -> T:
+    """Return what was made of equal settings, or make it. Settings with the same ``text`` may differ: it shows no key and no function."""
+    for known, result in made.get(text, ()):
+        if same(known, given):
+            return result
+    result = make()
+    made.setdefault(text, []).append((given, result))
+    return result
 
 
 def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
@@ -324,30 +354,34 @@ def shared_client(config: ClientConfig | None = None, file: str | Path | None = 
     """Return the client of this process for a configuration, which is created by the first call. The caller must not close it.
 
     Changes of the ``file`` of an adapter that contains ``config`` are applied to the client. Without ``config``, the settings are those
-    that ``QRewardClient.from_env`` finds, and the file that ``QREWARD_CONFIG`` names is watched.
+    that ``QRewardClient.from_env`` finds, and the file that ``QREWARD_CONFIG`` names is watched. If several files have these settings, a
+    change is applied when all of them have it.
     """
-    wanted = config if config is not None else config_from_env()
+    wanted, named = (config_from_env(), os.environ.get(CONFIG_VARIABLE)) if config is None else (config, file)
+    path = Path(named).expanduser().absolute() if named else None
+    if path is not None and not path.is_file():  # the place of settings in code
+        path = None
+
+    def read() -> ClientConfig | None:
+        if path is None:
+            return wanted
+        return read_config(path)[0] if config is None else load_reward_config(path).client
+
     with _LOCK:
-        for known in _CLIENTS:
-            if wanted in (known.config, known.client.config) and not runtime_of(known.client).closed:
-                return known.client
-        client = QRewardClient.from_config(wanted)
-        watcher: ConfigWatcher | None = None
-        if config is None and (named := os.environ.get(CONFIG_VARIABLE)):
-            watcher = ConfigWatcher(client, file=named)
-        elif config is not None and file is not None and Path(file).is_file():
-            read: Any = lambda: load_reward_config(file).client  # noqa: E731
-            watcher = ConfigWatcher(client, callback=read)
-        if watcher is not None:
-            watcher.start()
-        _CLIENTS.append(_Shared(wanted, client, watcher))
-    return client
+        for shared in _CLIENTS:
+            if wanted == shared.client.config and not runtime_of(shared.client).closed:
+                break
+        else:
+            shared = _Shared(QRewardClient.from_config(wanted))
+            _CLIENTS.append(shared)
+        shared.add(path, read)
+    return shared.client
 
 
 def close_all() -> None:
     """Close all rewarders and clients, in all event loops that use them, so that no connection stays open when the process ends."""
     with _LOCK:
-        made, clients = [each for _, each in _MADE.values()], list(_CLIENTS)
+        made, clients = [each for alike in _MADE.values() for _, each in alike], list(_CLIENTS)
         _MADE.clear()
         _CLIENTS.clear()
     for shared in clients:

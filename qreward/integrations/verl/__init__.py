@@ -13,6 +13,7 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
+from qreward.integrations.trainers.rewarder import made_once
 from qreward.integrations.trainers.settings import merged, read_reward_settings
 from qreward.integrations.trainers.texts import plain
 from qreward.spelling import closest
@@ -39,7 +40,7 @@ _GROUPS = replace(ADAPTER, no_groups="")
 _SETTINGS = ["config", *RewardConfig.model_fields]
 """Keys of ``reward_kwargs``. The value of ``config`` is the path of a settings file."""
 _log = logging.getLogger(__name__)
-_CONFIGS: dict[str, RewardConfig] = {}
+_CONFIGS: dict[str, list[tuple[dict[str, Any], RewardConfig]]] = {}
 _WARNED: set[str] = set()
 
 
@@ -128,20 +129,20 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
         _log.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)
-    key = json.dumps([ours, str(router), kind], sort_keys=True, default=repr)
-    known = _CONFIGS.get(key)
-    if known is None:
-        file = ours.pop("config", None)
-        if file is not None and ours:
-            known = load_reward_config(merged(read_reward_settings(file)[0], ours), place=f"{file} and reward_kwargs")
+
+    def load() -> RewardConfig:
+        file, above = ours.get("config"), {name: value for name, value in ours.items() if name != "config"}
+        if file is not None and above:
+            known = load_reward_config(merged(read_reward_settings(file)[0], above), place=f"{file} and reward_kwargs")
         else:
-            known = load_reward_config(ours or file, place="reward_kwargs" if ours else None)
+            known = load_reward_config(above or file, place="reward_kwargs" if above else None)
         if known.client is None and router:
             endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}
             settings = known.model_dump(exclude_unset=True) | {"client": {"endpoints": [endpoint]}}
             known = load_reward_config(settings, place=known.place)
-        _CONFIGS[key] = _GROUPS.checked(known)
-    return known
+        return _GROUPS.checked(known)
+
+    return made_once(_CONFIGS, json.dumps([ours, str(router), kind], sort_keys=True, default=repr), ours, load)
 
 
 def __getattr__(name: str) -> Any:

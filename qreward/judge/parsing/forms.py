@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from typing import Any, NamedTuple
 
 from qreward.callables import load_object
 from qreward.errors import ConfigError
-from qreward.judge.parsing.text import WIDE
+from qreward.judge.parsing.text import WIDE, is_number
 
 Answer = str | re.Pattern[str] | Callable[[str], Any] | Mapping[str, Any]
 """The form of an answer, as :class:`~qreward.judge.config.JudgeConfig` describes it."""
@@ -95,7 +94,7 @@ def _of_settings(answer: Mapping[str, Any]) -> Form | None:
     if names != {"form", "values"} or not isinstance(values, Mapping) or not values:
         raise ConfigError("answer: a mapping has 'pattern', 'function', or 'form' and 'values', such as {'C': 1, 'I': 0}")
     for grade, score in values.items():
-        if not isinstance(grade, str) or isinstance(score, bool) or not isinstance(score, int | float) or not isfinite(score):
+        if not isinstance(grade, str) or not is_number(score):
             raise ConfigError(f"answer.values: {grade!r} must be a grade with a finite score, such as 'C': 1")
     form = declared(answer["form"])
     assert form is not None

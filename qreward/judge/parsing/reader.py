@@ -35,7 +35,9 @@ _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "s
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
 _LEADS = re.compile(_LEAD, re.IGNORECASE)
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
-_RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
+_ENDS = rf"(?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})"
+_RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?")
+_SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS = (
     r"score|rating|grade|verdict|\[result\]|overall(?=[^\w\n]{1,4}[0-9.,]+ ?/)|"
@@ -74,6 +76,7 @@ _BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0
 _TIED = (
     r"(?:(?:it|this|result|outcome|verdict) is|it['\u2019]s|call (?:it|this)|declare) (?:therefore |thus |clearly )?(?:an? )?(?:tie|draw)"
 )
+_LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
@@ -130,6 +133,9 @@ class TextReader:
         self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
         low, top = ("(?!)" if self._scale is None else re.escape(f"{end:g}") for end in self._scale or (0, 0))
         self._of_top = re.compile(rf" ?(?:/|out of) ?{top}(?!\w|\.\d)", re.IGNORECASE)
+        self._ends = re.compile(
+            rf"(?<!\w)(?:{labels} ?[(\[]|scale(?: is)? ?[:(\[]? ?|{labels} (?=[^.,;:]{{1,16}}[:=\uff1a]? ?$)){_ENDS}", re.IGNORECASE
+        )
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
     def read(self, text: str) -> tuple[Any, dict[str, Any] | None]:
@@ -175,6 +181,7 @@ class TextReader:
         ):
             raise Unreadable("The answer gives more than one verdict.")
         before, previous = match.string[: match.start()], found[place - 1].text if place else ""
+        self._check_scale(previous, before)
         if self._prefers_other([before] if place - 1 in places else [previous, before], value):
             raise Unreadable("The words before the verdict prefer another answer.")
         of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not self._may_precede_a_box(before))
@@ -209,6 +216,19 @@ class TextReader:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""
         return self._tie is not None and any(self._stated(made) != value for words in texts for made in self._made[-1].finditer(words))
 
+    def _concludes_other(self, words: str, value: Any) -> bool:
+        """Return whether a sentence after the verdict comes to another answer of a pair, such as "I would go with B", and to no other."""
+        made = self._conclusion.search(words)
+        return made is not None and self._stated(made) != value and {*_LETTER.findall(words)} == {made["option"] or made["chosen"]}
+
+    def _check_scale(self, *texts: str) -> None:
+        """Raise :class:`Unreadable` if the words of a verdict, or the sentence before it, name another scale than that of the score. Other
+        sentences may, because the judged text may be about a scale."""
+        for match in (match for words in texts for match in self._ends.finditer(words)) if self._options is None else ():
+            low, high = match["low"], float(match["high"])
+            if self._scale is None or high != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1}):
+                raise Unreadable("The answer names another scale beside its score.")
+
     def _states_other(self, words: str, value: Any) -> bool:
         match = self._verdict.fullmatch(words)
         return match is not None and OBJECT not in words and self._stated(match) != value
@@ -232,6 +252,7 @@ class TextReader:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
+        self._check_scale(*(each.text for each in found[max(0, last - 1) : last]))
         if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         if self._may_be_revised([words for at, words in others if at > last], value):
@@ -253,11 +274,10 @@ class TextReader:
             if groups.get("tied"):
                 return self._tie
             return choice_of(groups["option"] or groups.get("chosen") or groups["better"], self._values)
-        if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
+        in_marks = groups.get("open") or VALUE in match[0]
+        if in_marks and ("," in match["number"] or _SIGNED.search(match.string, 0, match.start())):
             raise Unreadable("The score is not one plain number.")
-        low, high = groups.get("low"), groups.get("high")
-        if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
-            raise Unreadable("The answer names another scale beside its score.")
+        self._check_scale(match[0])
         return score_of(match, self._scale)
 
     def differs(self, words: str, value: Any) -> bool:
@@ -292,7 +312,7 @@ class TextReader:
         if _TAKES_BACK.search(text):
             return True
         if in_form and self._tie is not None:
-            return self._prefers_other(rest, value)
+            return self._prefers_other(rest, value) or any(self._concludes_other(words, value) for words in rest)
         return bool(_REVISES.search(text) or self._judging.search(text)) or (
             self._options is None and any(self._has_other_number(words, value) for words in rest)
         )
@@ -316,9 +336,17 @@ class TextReader:
         ]
         if pair:
             better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
-            wins = rf"\b(?P<option>(?-i:[AB]))(?:['\u2019]s (?:response|answer|output))? (?:(?:should )?wins?|{better})"
+            gives = (
+                r"(?:g[ai]ves?|provide[sd]|offer(?:s|ed)|ha[sd]|wrote) the (?:\w+ ){0,2}(?:better|best|stronger) (?:response|answer|one)"
+            )
+            beats = rf"(?:beats|outperforms|surpasses|outshines|edges out) {noun}(?-i:[AB])"
+            wins = rf"\b(?P<option>(?-i:[AB]))(?:['\u2019]s (?:response|answer|output))? (?:(?:should )?wins?|{better}|{gives}|{beats})"
             chosen = rf"\b(?:prefer|choose|pick|favou?r|(?:choice|winner|preference) is) {noun}(?P<chosen>(?-i:[AB]))\b(?!['\u2019])"
             self._made.append(
                 re.compile(rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{_TIED})(?![\w-])|{_BETTER}", re.IGNORECASE)
+            )
+            settles = r"\b(?:is|(?:go|going|went|side|stick) with) (?:now |still |clearly |therefore )?"
+            self._conclusion = re.compile(
+                rf"^(?P<option>(?-i:[AB]))[.!]*$|{settles}{noun}(?P<chosen>(?-i:[AB]))(?= ?(?:[.!,;:]|$))", re.IGNORECASE
             )
         return rf"{noun}(?P<option>{one})"

@@ -25,9 +25,11 @@ _OF_REVISED = r"(?:final|revised|corrected|updated|adjusted|new|actual|overall|t
 _REVISED = re.compile(rf"^{_OF_REVISED}_|_{_OF_REVISED}$")
 _RIVALS = frozenset({"score", "rating", "grade", "overall", "preferred", "preference", "winner", "verdict"})
 """Names of members that state a score or a choice as the deciding field does."""
-_SCALE = re.compile(
-    r"(?:score_|rating_)?(?:scale|range|out_of|top|of|(?:max|min)(?:imum)?(?:_(?:scores?|ratings?|grade|points|value|possible))?|(?:full|total|possible)_(?:marks|points)|denominator)"
-)
+_OF_SCALE = "(?:max|min)(?:imum)?|highest|lowest|top|scale|range|of|denominator|possible|available|attainable|full|perfect"
+_OF_SCORES = "scores?|scoring|ratings?|grades?|grading|points?|marks?|stars?|values?|total|best|low|high|from|to|out|used"
+_SCALE = re.compile(rf"(?=(?:\w+_)?(?:{_OF_SCALE}|total_(?:points|marks))(?:_|$))(?:(?:{_OF_SCALE}|{_OF_SCORES})(?:_|$))+")
+"""A name of a member that states a scale, such as ``max_possible_score``: it has no other words than these."""
+_LOWEST = re.compile(r"(?:^|_)(?:min(?:imum)?|lowest|low|from)(?:_|$)")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PAIR_NOUN = re.compile(r"^(?:the )?(?:response|assistant|answer) (?=[AB]$)", re.IGNORECASE)
 _SCALE_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
@@ -216,7 +218,8 @@ class VerdictSchema(Generic[M]):
             ends = [*map(float, _SCALE_NUMBER.findall(str(value)))] if self.scale and _SCALE.fullmatch(name) else []
             if not self.scale or not ends:
                 continue
-            low, high = ("min" in name or len(ends) > 1), "min" not in name
+            is_lowest, several = _LOWEST.search(name), len(ends) > 1
+            low, high = is_lowest or several, not is_lowest or several
             if (low and ends[0] not in {self.scale[0], 0, 1}) or (high and ends[-1] != self.scale[1]):
                 raise Unreadable("The JSON object names another scale beside its score.")
 

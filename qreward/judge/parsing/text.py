@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from qreward.judge.parsing.quotes import GAP, Unreadable
 
@@ -24,6 +25,11 @@ _UNIT = r"(?: ?(?:points?|pts|stars?)\b| ?\u5206)?"
 SCORE = rf"(?P<number>{DIGITS})(?: ?(?P<percent>%)|{_UNIT}(?:(?: ?/ ?| \(?(?:out )?of )(?P<top>{DIGITS})\)?)?{_UNIT})"
 _SCORE_ALONE = re.compile(SCORE, re.IGNORECASE)
 ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])\d+(?:[.,]\d+)?")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number, and no bool. An integer that no float can hold is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def number_of(value: object, scale: Scale | None) -> float:

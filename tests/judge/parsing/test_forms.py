@@ -107,6 +107,23 @@ def test_the_last_verdict_counts_and_two_of_them_are_none() -> None:
     assert others([("none", text, "\\boxed{5}") for text in tasks]) == []
 
 
+def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
+    cases = [
+        *(("none", text) for text in ("Rating: -[[7]]", "Rating: ~[[7]]", "\u2212[[7]]")),
+        *(("7", text) for text in ("Rating - [[7]]", "Rating -> [[7]]", "Rating--[[7]]", "- [[7]]")),
+        ("7", "It shows how to rate a film on a scale of 1 to 20. All of it is right.\n\nRating: [[7]]"),
+        ("7", "It scored 3 out of 20 tests.\nRating: [[7]]"),
+        ("7", "I would consider a score of 7 to 8.\nRating: [[7]]"),
+    ]
+    for low, top, expected in ((1, 20, "none"), (3, 10, "none"), (0, 10, "7"), (1, 10, "7")):
+        span = f"{low}-{top}"
+        scales = [f"Rating ({span}): ", f"Rating ({span} scale): ", f"**Final rating ({span})**\n", f"Rating {span}: "]
+        scales += [f"On a scale of {low} to {top}, I rate it ", f"My scale is {span}.\nScore: "]
+        cases += [(expected, f"It is right.\n\n{text}[[7]]") for text in scales]
+    cases += [(to, f"Rating {text}: [[7]]") for top, to in ((20, "none"), (10, "7")) for text in (f"(out of {top})", f"out of {top}")]
+    assert others([(expected, text, "[[5]]") for expected, text in cases]) == []
+
+
 def test_a_score_that_another_text_or_person_states_is_no_verdict() -> None:
     cases = [
         ("none", "The response concludes: [[10]]"),
@@ -142,9 +159,15 @@ def test_a_verdict_on_a_pair_is_refused_if_the_words_beside_it_prefer_another_an
         "[[A]]\n\nI would choose response {}.",
         "[[A]]\n\nAssistant {}'s answer is better.",
         "[[A>B]]\n\nResponse {} should win.",
+        "Assistant {} gave the better answer. [[A]]",
+        "[[A]]\nSo the answer is {}.",
+        "[[A]]\nOn balance I would go with {}.",
+        "[[A]]\nThe one that I would choose is response {}, as it is short.",
+        "[[A]]\n{}.",
     ]
     cases = [("A" if side == "A" else "none", text.format(side), "[[A>>B]]") for text in sides for side in "AB"]
     ties = ["It is a tie: [[A]]", "My final verdict is tie: [[A>B]]", "[[A]]\n\nBoth are good, so it is a tie."]
+    cases += [(side, f"[[A]]\nResponse {text}.", "[[A>>B]]") for side, text in (("A", "A beats B"), ("none", "B outperforms response A"))]
     assert others([*cases, *(("none", text, "[[A]]") for text in ties)], "preference") == []
 
 
@@ -164,6 +187,11 @@ def test_reasons_may_follow_a_verdict_on_a_pair_and_nothing_that_revises_it() ->
     for after, kept in {
         "Assistant A gives more detail, while both are right.": True,
         "The key reasons are:\n1. A is complete.\n2. B forgets a case.": True,
+        "A is right, and so is B.": True,
+        "It is more complete than B. The issue with B is that it ends early.": True,
+        "Style: B\nAccuracy: A": True,
+        "**Assistant A**\nIt is right.\n\n**Assistant B**\nIt is too short.": True,
+        "B gave a better introduction, but A is right.": True,
         "I hope this helps!": True,
         "Assistant B is better.": False,
         "B ist besser.": False,

@@ -35,7 +35,7 @@ class Pool:
         self.balancer = balancer
         self.queue = queue
         self.common = CommonService()
-        self.tail_guard = TailGuard()
+        self.earliest_completion = EarliestCompletion()
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.live = 0  # tasks that have started and not ended
         self.ended = 0  # tasks that have ended, started or not
@@ -151,9 +151,9 @@ class Pool:
         if source in self._ranked:
             self._ranked.remove(source)
 
-    def allows_batch(self, now: float, source: Source) -> bool:
-        """Return whether a source may take batch items that were never sent."""
-        return len(self.sources) == 1 or not (self.balancer.by_speed and self.tail_guard.holds_back(now, source, self))
+    def allows_new(self, now: float, source: Source, more: int = 0) -> bool:
+        """Return whether a source may take an item that was never sent. ``more`` such items are not in the queue."""
+        return len(self.sources) == 1 or not (self.balancer.by_speed and self.earliest_completion.holds_back(now, source, self, more))
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
@@ -165,58 +165,58 @@ With 1.3, half as many copies are made, but more capacity stays idle (simulated)
 SWAY = 1.1
 """Factor by which the times that are compared may differ before a source is held back, because they change between two evaluations."""
 REFRESH, SHARE = 0.1, 0.1
-"""``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the remaining time of the pool's
-batches that passes between two evaluations."""
+"""``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the time in which all that is left
+is taken that passes between two evaluations."""
 LONGEST = 5.0
 """Largest number of seconds between two evaluations of the pool."""
 BUSY = 10.0
 """Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
 
 
-class TailGuard:
-    """Keeps a slow source from taking one of the last items of a pool's batches if faster sources will finish that item sooner.
+class EarliestCompletion:
+    """Keeps a slow source from taking a new item if faster sources will have answered all that waits sooner.
 
     The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The output
     length of an item is not known beforehand, so the rule is applied twice. A typical answer of the source must end before the faster
     sources have answered all that is left. A long answer (see ``stats.LONG``) may take ``MARGIN`` times as long as a long one there.
+
+    In 90 simulated pairs of unequal servers, steps of single calls took .65 of the time that they took when the rule held for items of
+    batches only, and never more than 1.13.
     """
 
     def __init__(self) -> None:
         self.look_at = -inf  # time of the next evaluation
-        self._limit = inf  # largest seconds per token of a source that is used; inf if all sources are used
-        self._rest: dict[Source, float] = {}  # source -> seconds in which faster ones answer all that is left
+        self._faster: dict[Source, float] = {}  # source -> requests per second that the faster ones take
+        self._fastest: Source | None = None  # the one with the least seconds per token
+        self._long = 0.0  # tokens of a long answer
 
-    def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
-        """Return whether the source should leave the remaining batch items to faster sources."""
+    def holds_back(self, now: float, source: Source, pool: Pool, more: int = 0) -> bool:
+        """Return whether the source should leave the items that wait, and ``more`` others, to faster sources."""
         if now >= self.look_at:
             drain = self._evaluate(now, pool)
             self.look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
-        if self._limit < inf and source.service.recent() > SWAY * self._limit:
+        rate, fastest = self._faster.get(source), self._fastest
+        if rate is None or fastest is None:
+            return False
+        rest = (pool.queue.left() + more) / rate
+        if source.answers_in(now, pool) > SWAY * (rest + fastest.answers_in(now, pool)):
             return True
-        return source in self._rest and source.answers_in(now, pool) > SWAY * self._rest[source]
+        return self._long * source.service.recent() > SWAY * MARGIN * (rest + self._long * fastest.service.recent())
 
     def _evaluate(self, now: float, pool: Pool) -> float:
         """Compare the sources. Returns the seconds until all items are taken; 0 if many items are left or too little is known."""
         pool.common.count(now)
-        self._limit = inf
-        self._rest.clear()
+        self._faster.clear()
         left, lengths = pool.queue.left(), pool.common.lengths
-        long = lengths.at(1 - LONG)
-        if left == inf or not long:
+        self._long = lengths.at(1 - LONG) or 0.0
+        if left == inf or not self._long:
             return 0.0
-        known = [source for source in pool.sources if source.service.recent() and source.available_soon(now)]
-        rate = usual = 0.0
-        quickest = slowest = inf
+        known = [source for source in pool.sources if source.latency.mean and source.available_soon(now)]
+        rate = 0.0
         for source in sorted(known, key=lambda source: source.service.recent()):
-            pace = source.service.recent()
             if not rate:
-                quickest, usual = pace, max(source.latency.mean, pool.common.expected(now, source.service))
-            else:
-                rest = left / rate + usual
-                if rest < BUSY * pool.common.expected(now, source.service):
-                    self._rest[source] = rest
-                if self._limit == inf and long * pace > MARGIN * (left / rate + long * quickest):
-                    self._limit = slowest
-            slowest = pace
-            rate += source.rate()
+                self._fastest = source
+            elif left / rate < BUSY * pool.common.expected(now, source.service):
+                self._faster[source] = rate
+            rate += source.rate() if source.learned is None else min(source.rate(), source.learned.shown(now))
         return left / rate if rate else 0.0

@@ -138,7 +138,7 @@ class Tenant:
         else:
             heappush(self.early, (by, task.number, task))
 
-    def next(self, allow_batch: bool = True) -> Task | BatchFeed | None:
+    def next(self) -> Task | BatchFeed | None:
         """Return a single task if one waits, unless a batch has waited ``BULK`` seconds longer; otherwise a batch, or None."""
         head = self.line.first()
         while head is not None and head.state is not QUEUED:
@@ -150,7 +150,7 @@ class Tenant:
                 head = task if head is None or by < order_time(head) else head
                 break
             heappop(self.early)
-        if allow_batch and self.batches:
+        if self.batches:
             feed = next(iter(self.batches))
             if head is None or feed.born < head.born:
                 return feed
@@ -234,20 +234,22 @@ class Queue:
 
     # taking
 
-    def best(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[float, int, Entry | None]:
+    def best(self, source: Source, now: float, *, allow_new: bool = True) -> tuple[float, int, Entry | None]:
         """Return the best entry for a source, after its sort key and its level; without an entry, the key is inf.
 
-        Without ``allow_batch``, batch items that were never sent wait. Their retries are taken nevertheless: this source may be the only
-        one for them. Of several pools, the one with the smallest key is served first.
+        Without ``allow_new``, items that were never sent wait. Retries are taken nevertheless: this source may be the only one for them. Of
+        several pools, the one with the smallest key is served first.
         """
         retried = self._retries.best(source, now) if self.again else {}
-        levels = {**dict.fromkeys(retried, _NONE), **self._levels} if retried else self._levels
+        levels = self._levels if allow_new else {}
+        if retried:
+            levels = {**dict.fromkeys(retried, _NONE), **levels}
         least, best, found = inf, LEVELS, None
         for level, tenants in levels.items():
             entry: Entry | None = None
             first = earliest = inf
             for tenant in tenants.values():
-                each = tenant.next(allow_batch)
+                each = tenant.next()
                 if each is None:
                     continue
                 if entry is None:
@@ -262,12 +264,12 @@ class Queue:
                 least, best, found = key, level, entry
         return least, best, found
 
-    def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
+    def take(self, source: Source, now: float, *, allow_new: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, or another task of the same line that suits the source better.
 
         A batch item that was never sent is returned with its batch. Returns None if there is no task.
         """
-        _, level, found = self.best(source, now, allow_batch=allow_batch)
+        _, level, found = self.best(source, now, allow_new=allow_new)
         if found is None:
             return None
         if isinstance(found, deque):
@@ -289,8 +291,8 @@ class Queue:
         return task, found
 
     def left(self) -> float:
-        """Return the number of items that the waiting feeds still hold or will read; inf if the length of an input is unknown."""
-        return sum(len(feed.buffer) if feed.ended else inf if feed.left is None else feed.left for feed in self._feeds())
+        """Return the number of items that wait or will be read by the waiting feeds; inf if the length of an input is unknown."""
+        return self.waiting + sum(len(feed.buffer) if feed.ended else inf if feed.left is None else feed.left for feed in self._feeds())
 
     # removing
 

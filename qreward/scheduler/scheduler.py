@@ -11,7 +11,7 @@ clock. A command is a tuple:
 ``(MORE, feed)``             read more input into ``feed.incoming``, then call ``refill``.
 
 Rules that hold between any two calls:
-1. work conservation: while a task waits, no source that may serve it has free capacity (exceptions: ``TailGuard``, ``should_take``);
+1. work conservation: while a task waits, no source that may serve it has free capacity (but see ``EarliestCompletion``, ``should_take``);
 2. a source gets no request before ``ready_at``, or while it has as many requests in flight as its concurrency limit allows;
 3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
@@ -107,7 +107,7 @@ class Scheduler:
 
     def open(self, now: float, feed: BatchFeed) -> None:
         """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
-        feed.pool.tail_guard.look_at = -inf  # more items are left than at the last evaluation
+        feed.pool.earliest_completion.look_at = -inf  # more items are left than at the last evaluation
         if feed.incoming:
             self.outages.enter(now, feed)
             self.refill(now, feed)
@@ -383,7 +383,7 @@ class Scheduler:
             self._offer(now, source)
         for source in unable:
             self._offer(now, source)
-        if unable:  # batch items held back from these sources may be released to them later
+        if unable:  # items held back from these sources may be released to them later
             self._check_idle_later(now, pool)
 
     def _place(self, now: float, task: Task, best: Source | None = None) -> None:
@@ -401,7 +401,11 @@ class Scheduler:
     def _choose(self, now: float, task: Task, best: Source | None) -> Source | None:
         """Return the source that a task is sent to now, or None if it should wait. The balancer chooses, unless the task has failures."""
         if not (task.failures or task.unfit):
-            return self._take_ready_source(now, task.pool, (), task)
+            source = self._take_ready_source(now, task.pool, (), task)
+            if source is None or task.sent_at is not None or source.health.half_open or task.pool.allows_new(now, source, more=1):
+                return source
+            self._offer(now, source)
+            return None
         source = best or task.pool.best(now, task)[1]
         if source is None or source.ready_at(now) > now:
             return None
@@ -461,7 +465,7 @@ class Scheduler:
             pool = pools[0] if len(pools) == 1 else min(pools, key=lambda pool: self._urgency(now, source, pool))
             if not pool.queue.entries:
                 break
-            taken = pool.queue.take(source, now, allow_batch=pool.allows_batch(now, source))
+            taken = pool.queue.take(source, now, allow_new=pool.allows_new(now, source))
             if taken is None:
                 return None
             task, feed = taken
@@ -474,7 +478,7 @@ class Scheduler:
 
     @staticmethod
     def _urgency(now: float, source: Source, pool: Pool) -> float:
-        return pool.queue.best(source, now, allow_batch=pool.allows_batch(now, source))[0] if pool.queue.entries else inf
+        return pool.queue.best(source, now, allow_new=pool.allows_new(now, source))[0] if pool.queue.entries else inf
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
@@ -582,6 +586,7 @@ class Scheduler:
             self._release(now, pool)
 
     def _release(self, now: float, pool: Pool) -> None:
+        pool.earliest_completion.look_at = -inf  # what was left to the lost source is not
         self._check_outage(now, pool)
         for task in pool.queue.unservable(pool.sources):
             if task.attempt is not None:  # it was queued for a copy that no source can take now
@@ -682,7 +687,7 @@ class Scheduler:
             self._offer(now, source)
 
     def _check_idle(self, now: float, pool: Pool) -> None:
-        """Let idle sources take the batch items that were held back, or copy the last requests of batches to idle sources."""
+        """Let idle sources take the items that were held back, or copy the last requests of batches to idle sources."""
         if pool.queue.entries:
             for source in pool.sources:
                 self._fill(now, source)

@@ -41,6 +41,7 @@ class Server:
         errors, error_after: share of requests that fail, and when.
         resets: share of requests whose connection is reset.
         hangs: share of requests that are never answered.
+        cap: requests that it works on at once; further requests are rejected.
         rejects, hint: share of requests that are rejected, whatever the load, and the wait that each reject asks for.
         slow, slow_for: share of requests that take ``slow_for`` seconds longer.
         rpm: requests a minute (sliding window); further requests are rejected with a hint.
@@ -57,6 +58,7 @@ class Server:
     error_after: float = 0.05
     resets: float = 0.0
     hangs: float = 0.0
+    cap: int = 10**9
     rejects: float = 0.0
     hint: float | None = None
     slow: float = 0.0
@@ -209,7 +211,7 @@ class Fleet:
             server.starts.append(self.now)
         if server.away is not None and self.now > 1 and self.now % server.away[0] < server.away[1]:
             self._at(0.002, lambda: self._report(attempt, AWAY))
-        elif server.rejects and self.rng.random() < server.rejects:
+        elif server.active >= server.cap or (server.rejects and self.rng.random() < server.rejects):
             random = Failure(FailureKind.OVERLOADED, RateLimited("busy", status_code=429), retry_after=server.hint)
             self._at(0.002, lambda: self._report(attempt, random))
         elif server.dead[0] <= self.now < server.dead[1]:

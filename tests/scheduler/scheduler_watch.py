@@ -201,7 +201,7 @@ class Watch:
     def _check_no_idle_source(self, now: float) -> None:
         """Work conservation. A source that became ready since the last bucket of the wheel is woken at the next.
 
-        What bulks leave to single calls, and to quicker sources at their end, is decided anew at every look at the pool.
+        What is left to quicker sources is decided anew at every look at the pool.
         """
         for source in self.sources:
             if source.ready_at(now) > now or now < source.due * BUCKET <= now + BUCKET:
@@ -210,7 +210,7 @@ class Watch:
                 able = feed.buffer and source in feed.pool.sources and not _may_hold_back(now, feed.pool, source)
                 assert not able, f"{source} is idle while {feed.pool} has input"
             for task in self.open:
-                if task.feed is not None and _may_hold_back(now, task.pool, source):
+                if (task.feed is not None or task.sent_at is None) and _may_hold_back(now, task.pool, source):
                     continue
                 able = task.state is TaskState.QUEUED and source in task.pool.sources
                 if able and task.sent_at is not None:
@@ -229,9 +229,9 @@ class Watch:
 
 
 def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
-    """Whether a pool keeps bulks from a source, or did until its last look."""
+    """Whether a pool keeps new items from a source, or did until its last look."""
     feeds = cast("Queue", pool.queue)._feeds()
     ending = all(feed.ended or feed.left is not None for feed in feeds)  # or there are only retries of its items
     if pool.due >= 0 and ending:
         return True
-    return not pool.allows_batch(now, source)
+    return not pool.allows_new(now, source)

@@ -120,10 +120,12 @@ def test_a_failed_task_goes_where_it_is_expected_to_be_answered_first_at_once_or
     driver = Driver({"slow": 1, "quick": 1})
     for name, seconds in (("slow", 20.0), ("quick", 1.0)):
         warm_one(driver, name, seconds)
-    task = driver.submit()
-    assert driver.where(task) == "quick"
+    driver.mark("quick", down=True)
     other = driver.submit()
     assert driver.where(other) == "slow"
+    driver.mark("quick", down=False)
+    task = driver.submit()
+    assert driver.where(task) == "quick"
     driver.fail(live(other), K.TRANSIENT, after=0.01)
     assert other.attempt is None, "it waits for the quick one"
     driver.wait(0.6)

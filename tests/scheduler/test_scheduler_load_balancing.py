@@ -104,10 +104,11 @@ def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
     names = placed(driver, 24)
     assert names[0] == "fast"
     assert "middle" in names[:8], "one as fast as this is better than a full one"
-    assert "slow" not in names[:15], "eight times as slow is worse than full"
-    assert Counter(names) == {"fast": 8, "middle": 8, "slow": 8}, "but all is better than waiting"
+    assert Counter(names) == {"fast": 8, "middle": 8, None: 8}, "eight times as slow is worse than to wait for the others"
+    more = placed(driver, 100)
+    assert more.index("slow") > 20, "until so many wait that the others are not sooner"
     driver.add("new", Limits(max_concurrency=8))
-    assert driver.where(driver.submit()) == "new", "it may be quicker than any"
+    assert len(driver.at("new")) == 8, "it may be quicker than any"
 
 
 def test_batches_below_the_limits_are_shared_by_equal_servers_that_queue_whatever_they_served_before() -> None:

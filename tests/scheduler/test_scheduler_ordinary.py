@@ -251,6 +251,42 @@ def test_small_batches_one_after_the_other_are_divided_by_what_each_server_can_d
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
+def test_calls_that_are_made_together_wait_for_a_fast_server_that_will_answer_them_sooner() -> None:
+    """Ten steps of so many calls. When calls were sent to any server with a free slot: 104, 299, 28 and 30 s."""
+
+    def calls(each: int) -> Callable[[Fleet], float]:
+        def work(fleet: Fleet) -> float:
+            for _ in range(10):
+                fleet.calls([EQUAL] * each, each)
+            return fleet.now
+
+        return work
+
+    cases: Cases = {
+        f"{name} {each}": ([slow, fast], calls(each), most[each])
+        for name, slow, fast, most in (
+            ("slots", Server(base=2.4, slots=4), Server(base=0.2, cap=4), {24: 17.0, 64: 50.0}),
+            ("much slower", Server(base=3.0), Server(base=0.2, cap=8), {24: 11.0, 64: 23.0}),
+        )
+        for each in (24, 64)
+    }
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
+
+
+def test_a_dead_server_beside_one_that_fails_now_and_then_does_not_keep_what_failed_there() -> None:
+    """When a retry waited for the next test of the dead server, a batch took up to 122 s, and lost 39 items.
+
+    One of 160,000 fails four times in a row.
+    """
+    for seed, base in product(seeds(2), (1.0, 3.0)):
+        fails = Server(base=base, slots=64, errors=0.05)
+        for dead in (Server(base=base, dead=(3 * base, 1e9)), Server(base=base, away=(1e9, 1e9))):
+            fleet = Fleet([replace(fails), dead], seed)
+            seconds = fleet.batch([EQUAL] * 1500)
+            assert seconds < 28 * base, (seed, base, dead, seconds)
+            assert fleet.lost <= 1, (seed, base, dead)
+
+
 def test_a_call_that_failed_at_a_fast_server_is_not_sent_to_a_slow_one_that_would_answer_it_later() -> None:
     """Ten steps of 24 calls take 3 s without a failure, and 6 s on average with the backoff of those that fail."""
 

@@ -127,7 +127,7 @@ def test_a_retry_is_taken_by_the_source_that_is_expected_to_answer_it_first_and_
     assert not wrong
 
 
-def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again_but_no_fresh_one() -> None:
+def test_a_source_that_leaves_new_tasks_to_others_takes_those_that_were_sent_before() -> None:
     """The last hope of an item that was sent may be this source: others may have to leave it."""
     bulk = feed(3)
     waiting = queue(bulk)
@@ -140,10 +140,11 @@ def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again
     for each in (item, single, again):
         waiting.put(each)
     assert (waiting.waiting, len(waiting)) == (2, 5), "items of batches are not counted as waiting"
-    assert order(waiting, now=1e6, allow_batch=False) == [item, single, again]
-    assert waiting.best(A, 0.0, allow_batch=False)[0] == float("inf")
-    assert (waiting.waiting, len(waiting)) == (0, 2)
-    assert len(order(waiting)) == 2
+    assert order(waiting, now=1e6, allow_new=False) == [item, again]
+    assert waiting.best(A, 0.0, allow_new=False)[0] == float("inf")
+    assert (waiting.waiting, len(waiting)) == (1, 3)
+    assert order(waiting)[0] is single
+    assert len(waiting) == 0
 
 
 def test_a_bulks_item_that_is_tried_again_is_not_counted_as_waiting_however_it_leaves() -> None:
@@ -171,23 +172,11 @@ def test_a_bulks_item_that_is_tried_again_is_not_counted_as_waiting_however_it_l
         assert (waiting.waiting, item.queued, single.queued) == (left, False, left > 0), way
 
 
-def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> None:
-    waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
-    taken = order(waiting, allow_batch=False)
-    assert [each.tenant for each in taken] == ["x", "y", "x", "y", "x", "y"]
-
-
-def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
-    waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
-    assert waiting.best(A, 0.0, allow_batch=False)[0] == 10.0 + AGEING * Priority.NORMAL
-    assert waiting.best(A, 0.0)[0] == BULK
-
-
-def test_it_is_known_how_much_the_bulks_are_still_to_give() -> None:
+def test_it_is_known_how_much_waits_and_is_to_be_read() -> None:
     ended, counted, endless = feed(3), feed(3), feed(3)
     ended.ended, counted.left = True, 50
     waiting = queue(ended, counted, task())
-    assert waiting.left() == 53
+    assert waiting.left() == 54
     waiting.put_feed(endless)
     assert waiting.left() == float("inf")
     assert Queue().left() == 0
@@ -273,9 +262,9 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             gone.state = TaskState.DONE
             {"end": waiting.ended, "take back": waiting.take_back}[what](gone)
         elif what == "take":
-            entry = waiting.take(first, now, allow_batch=bool(second))
+            entry = waiting.take(first, now, allow_new=bool(second))
             if entry is None:
-                assert all(first in each.unfit for each in inside)
+                assert all(first in each.unfit for each in inside if second or each.sent_at is not None)
                 assert not (second and feeds)
                 continue
             if entry[1] is None:
@@ -289,8 +278,9 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
         items = sum(len(each.buffer) for each in feeds)
         for source in (A, B):
             able = [each for each in inside if source not in each.unfit]
+            again = [each for each in able if each.sent_at is not None]
             assert (waiting.best(source, now)[0] < float("inf")) == bool(able or feeds)
-            assert (waiting.best(source, now, allow_batch=False)[0] < float("inf")) == bool(able)
+            assert (waiting.best(source, now, allow_new=False)[0] < float("inf")) == bool(again)
         assert waiting.again == sum(each.sent_at is not None for each in inside)
         assert waiting.waiting == len(inside)
         assert len(waiting) >= len(inside) + items

@@ -330,19 +330,23 @@ def event(data: bytes) -> bytes:
 
 
 def in_pieces(body: bytes) -> bytes:
-    """Return the first chunk of a stream. If the server did not stream, ``body`` is a complete answer, which is converted to a chunk."""
+    """Return the first chunk of a stream. If the server did not stream, ``body`` is a complete answer, which is converted to a chunk.
+
+    Some servers send a message, or null in its place, beside the delta of a chunk.
+    """
     if b'"message"' not in body:
         return body
     document = jsonio.read_object(body)
     choices = document.get("choices")
-    if not isinstance(choices, list) or not any(isinstance(choice, dict) and "message" in choice for choice in choices):
+    choices = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    whole = [choice for choice in choices if "message" in choice and not isinstance(choice.get("delta"), dict)]
+    if not whole:
         return body
-    for choice in choices:
-        if isinstance(choice, dict):
-            message = choice.pop("message", None)
-            choice["delta"] = delta = message if isinstance(message, dict) else {}
-            if isinstance(calls := delta.get("tool_calls"), list):
-                delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    for choice in whole:
+        message = choice.pop("message")
+        choice["delta"] = delta = message if isinstance(message, dict) else {}
+        if isinstance(calls := delta.get("tool_calls"), list):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
     return json.dumps({**document, "object": "chat.completion.chunk"}).encode()
 
 

@@ -107,6 +107,8 @@ QUOTA = frozenset({
     "insufficient_credits", "insufficient_funds", "payment_required", "402", "arrearage", "budget_exceeded", "exceeded_current_quota_error",
 })  # fmt: skip
 """Error codes that mean that the account's quota or credit is used up."""
+_PER_MINUTE = "error-code#token-limit"
+"""The end of a link in each message about DashScope's limit of tokens per minute, whose code is that of an account that is used up."""
 
 INVALID_SCORES = "invalid_scores"
 """The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
@@ -176,6 +178,8 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 
 
 def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
+    if not QUOTA.isdisjoint(error_body.names) and not is_quota(error_body):
+        return 429
     known = [(name, status) for name in error_body.names if (status := _status(name)) is not None]
     for name, status in known:
         if name not in _GENERAL and name != str(answered):
@@ -194,7 +198,8 @@ def _status(name: str) -> int | None:
 
 
 def is_quota(error_body: ErrorBody) -> bool:
-    return not QUOTA.isdisjoint(error_body.names) or _SAYS_QUOTA.match(error_body.text) is not None
+    named = not QUOTA.isdisjoint(error_body.names) and _PER_MINUTE not in error_body.text
+    return named or _SAYS_QUOTA.match(error_body.text) is not None
 
 
 def is_refused_account(error_body: ErrorBody) -> bool:

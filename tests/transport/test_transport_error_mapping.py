@@ -97,6 +97,7 @@ OF_VLLM = (
     "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
 )
 NO_CREDIT = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits."
+TOKEN_LIMIT = "You exceeded your current quota. For details, see: https://help.aliyun.com/zh/model-studio/error-code#token-limit"
 NO_PATH = "Unexpected endpoint or method. (POST /chat/completions)"
 COOLED_DOWN = "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. cooldown_list=['a1']"
 
@@ -117,6 +118,7 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (429, openai(COOLED_DOWN, "all_deployments_in_cooldown", "429")),
         (429, {"error": "Model is overloaded", "error_type": "overloaded"}),
         (429, [{"error": {"code": 429, "message": "exceeded your current quota", "status": "RESOURCE_EXHAUSTED"}}]),
+        *((status, openai(TOKEN_LIMIT, "insufficient_quota", "insufficient_quota")) for status in (400, 429)),
         (503, {"error": {"message": "aborted by a higher priority request"}}),
         (503, openai("upstream account", None, "insufficient_quota")),
         (503, openai("The model `judge-7b` was not found")),
@@ -275,6 +277,7 @@ def test_what_the_codes_of_servers_mean_where_the_status_says_nothing() -> None:
 EMBEDDED: list[tuple[Any, Meaning]] = [
     ({"code": "429", "message": "x"}, OVERLOADED),
     ("Too many requests, slow down", OVERLOADED),
+    ({"code": "insufficient_quota", "message": TOKEN_LIMIT}, OVERLOADED),
     ({"code": 402, "message": "Insufficient credits"}, QUOTA),
     *((error, TRANSIENT) for error in ({"code": 502}, {"code": -1}, {"message": "no code at all"}, "CUDA out of memory", ["odd"], 7)),
     ({"code": 400, "message": "x"}, REFUSED),

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from shared_tools import each
 
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.chat import CHAT, PassthroughCodec, passthrough
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rate_limit_headers import retry_after
 from qreward.errors import (
@@ -28,6 +28,7 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
+from qreward.integrations.openai import ROUTES
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import EndpointConnection
@@ -324,13 +325,14 @@ NO_ERROR: list[Any] = [
 def test_an_error_with_status_200_is_read_alike_in_every_form_by_every_codec_and_in_a_stream() -> None:
     connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0", api_key="a-long-key"))
     wrong: list[Any] = []
-    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (passthrough("/v1/any"), None)]
+    any_route, legacy = passthrough("/v1/any"), passthrough("/v1/completions")
+    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (any_route, None), (legacy, None), (ROUTES["/completions"][1], None)]
     for codec, inputs in codecs:
         call = WireRequest(codec, "judge-7b", inputs, {}, None)
         for document, meaning in INSIDE_200:
             for body in (json.dumps(document).encode(), b"event: error\ndata: " + json.dumps(document).encode() + b"\n\n"):
                 got: Any = connection.outcome_of(Reply(200, CIMultiDict(), body), call)
-                if isinstance(got, Answer) and isinstance(codec, PassthroughCodec):
+                if isinstance(got, Answer) and codec is any_route:
                     continue  # a route may use the names of such members for other things
                 if (got.kind, type(got.error), got.misconfigured) != meaning or "an error in the body: " not in str(got.error):
                     wrong.append((codec, body, got.kind, got.error))

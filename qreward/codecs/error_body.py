@@ -156,7 +156,8 @@ _SAYS_OVERLOAD = re.compile(
 _SAYS_TOO_LONG = re.compile(
     r"(?i)maximum context length|context length is only|maximum prompt length is|range of input length should be"
     r"|longer than the (?:maximum model|model's context|maximum context|context) length|max_model_len|when context the overflows"
-    r"|exceeds? (?:the )?(?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|(?<!images )exceeds? (?:the )?(?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|(?:prompt|input) length \(?\d+(?: tokens)?\)? (?:exceeds|is greater than)|tokens in the prompt cannot exceed"
     r"|exceeded model token limit|prompt exceeds max length|tokens \+ .max_new_tokens. must be <="
     r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
 )
@@ -167,11 +168,15 @@ _SAYS_ACCOUNT = re.compile(r"(?i)user location is not supported|account \S{1,100
 _NO_PATH = "Unexpected endpoint or method"
 """The beginning of LM Studio's message, with status 200, for a path that it does not have."""
 _SAYS_NO_MODEL = re.compile(
-    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b"
-    r"|(?:the )?model \S{1,200} (?:does not exist|(?:was |is )?not found)\b)"
+    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b|no endpoints found\b|not found the model\b|model: \S+$"
+    r"|\S{1,200} is not a valid model\b"
+    r"|(?:the )?models?[ /](?:or endpoint )?(?:\S{1,200} )?(?:(?:does )?not exist|(?:was |is )?not found)\b)"
 )
 """The beginning of a message that means an unknown model, perhaps after the names of errors that a gateway passes on."""
-_NO_MODEL = frozenset({"model_not_found", "deployment_not_found", "deploymentnotfound"})
+_NO_MODEL = frozenset({
+    "model_not_found", "model_not_available", "deployment_not_found", "deploymentnotfound", "invalidendpointormodel_notfound",
+    "1211",  # Zhipu
+})  # fmt: skip
 _LENGTH = re.compile(r"context length is (?:only )?(\d{1,9})\b")
 _OUTPUT = re.compile(r"requested (\d{1,9}) output tokens|\b(\d{1,9}) in the completion")
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})

@@ -88,6 +88,10 @@ TOO_LONG_TEXTS = [
     "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
     "Prompt exceeds max length",
     "the prompt is longer than the context length currently available",
+    "Input length (9000 tokens) exceeds the maximum allowed length (8186 tokens). Use a shorter input or enable --allow-auto-truncate.",
+    "Requested input length 39818 exceeds maximum input length 32767",
+    "Prompt length 9000 is greater than max_seq_len 8192",
+    "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000. Try using a shorter prompt",
 ]
 TOO_LONG_TOGETHER_TEXTS = [
     "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3900 `inputs` tokens and 1000 `max_new_tokens`",
@@ -198,6 +202,8 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         *((status, b"") for status in (400, 413, 415, 418, 422, 498)),
         (400, openai(f"messages[0] must not be {NO_CREDIT!r}", "invalid_request_error")),
         (400, openai("max 300000 tokens per request", "max_tokens_per_request", "x")),
+        (400, openai("number of images exceeds maximum context limit")),
+        (400, openai("model: Field required", "invalid_request_error")),
         *((400, openai(code=code)) for code in (399, 600)),
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]}),
         (422, {"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}),
@@ -240,6 +246,18 @@ UNKNOWN_MODELS: list[tuple[int, Any]] = [
     (400, openai("/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` to view available models for your key.")),
     (404, sglang("model 'nope' not found", 404)),
     (400, openai("{'error': '/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` ...'}", "None", "400")),
+    (400, openai("Model Not Exist", "invalid_request_error", "invalid_request_error")),
+    (400, {"error": {"message": "a/nope is not a valid model ID", "code": 400}, "user_id": "u"}),
+    (404, {"error": {"message": "No endpoints found for a/nope.", "code": 404}}),
+    (400, {"code": 20012, "message": "Model does not exist. Please check it carefully.", "data": None}),
+    (400, {"error": {"code": "1211", "message": "模型不存在"}}),
+    (404, [{"error": {"code": 404, "message": "models/nope is not found for API version v1main, or ...", "status": "NOT_FOUND"}}]),
+    (404, {"type": "error", "error": {"type": "not_found_error", "message": "model: nope"}}),
+    (404, openai("Model not found, inaccessible, and/or not deployed", "error", "NOT_FOUND")),
+    (404, openai("Unable to access model nope. Please visit ...", "invalid_request_error", "model_not_available")),
+    (404, openai("Not found the model nope or Permission denied", "resource_not_found_error")),
+    (404, openai("The model or endpoint nope does not exist or you do not have access to it.", "NotFound")),
+    (404, openai("x", "NotFound", "InvalidEndpointOrModel.NotFound")),
 ]
 
 
@@ -326,7 +344,8 @@ def test_an_error_with_status_200_is_read_alike_in_every_form_by_every_codec_and
     connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0", api_key="a-long-key"))
     wrong: list[Any] = []
     any_route, legacy = passthrough("/v1/any"), passthrough("/v1/completions")
-    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (any_route, None), (legacy, None), (ROUTES["/completions"][1], None)]
+    for_sdk = ROUTES["/completions"][1]
+    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (any_route, None), (legacy, None), (for_sdk, None)]
     for codec, inputs in codecs:
         call = WireRequest(codec, "judge-7b", inputs, {}, None)
         for document, meaning in INSIDE_200:

@@ -105,6 +105,8 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
 QUOTA = frozenset({
     "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
     "insufficient_credits", "insufficient_funds", "payment_required", "402", "arrearage", "budget_exceeded", "exceeded_current_quota_error",
+    "billing_error", "accountoverdueerror", "insufficient_user_quota", "pre_consume_token_quota_failed",
+    "1113",  # Zhipu
 })  # fmt: skip
 """Error codes that mean that the account's quota or credit is used up."""
 _PER_MINUTE = "error-code#token-limit"

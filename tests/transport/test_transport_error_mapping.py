@@ -155,6 +155,10 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (400, openai("Access denied", "Arrearage", "Arrearage")),
         *((status, openai("Budget has been exceeded!", "budget_exceeded", str(status))) for status in (400, 429)),
         (429, openai("Your account is suspended", "exceeded_current_quota_error")),
+        (429, {"type": "error", "error": {"type": "billing_error", "message": "spend limit reached"}}),
+        (429, {"error": {"code": "1113", "message": "Insufficient balance or no resource package. Please recharge."}}),
+        (403, openai("your account has an overdue balance", "Forbidden", "AccountOverdueError")),
+        *((403, openai("x", "new_api_error", code)) for code in ("insufficient_user_quota", "pre_consume_token_quota_failed")),
     ],
     TRANSIENT: [
         *((status, b"") for status in (408, 409, 424, 425, 499, 500, 504, 520, 999)),

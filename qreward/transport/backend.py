@@ -460,7 +460,7 @@ class ChatStream:
         if self.outcome is None:
             # without a length, a cut and the end of the body look alike
             delimited = "transfer-encoding" in self.headers or "content-length" in self.headers
-            self._settle(self._ended(well=self._assembly.goes_on and delimited))
+            self._settle(self._ended(well=self._assembly.ended and delimited))
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
@@ -476,7 +476,8 @@ class ChatStream:
                 connection.unended = max(connection.unended, self._unended + 1)
                 never = self._unended >= MOST_UNENDED and not connection.ends_streams
                 return self._failure(Ignored(text) if never else Malformed(text), b"")
-            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+            what = "too few choices" if assembly.ended else "no finish_reason"
+            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else what
             return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
         try:
             for ending in assembly.endings():

@@ -72,9 +72,19 @@ def test_done_does_not_complete_an_answer_without_an_ending_or_with_fewer_choice
         _, outcome, _ = outcome_of(always(sse(body + DONE)))
         assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, InvalidResponse)
         assert "[DONE] came without a finish_reason" in str(outcome.error)
-    _, outcome, _ = outcome_of(always(sse(WHOLE)), what=call(n=8))
-    assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
-    assert "the answer has 1 of 8 choices" in str(outcome.error)
+    for body in (WHOLE, WHOLE.removesuffix(DONE)):
+        _, outcome, _ = outcome_of(always(sse(body)), what=call(n=8))
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
+        assert "the answer has 1 of 8 choices" in str(outcome.error)
+    without_length = START.replace(b"transfer-encoding: chunked", b"connection: close") + said("yes") + ENDED
+
+    async def send_and_close(request: Request, connection: Connection) -> None:
+        await connection.send(without_length)
+        await close(request, connection)
+
+    _, outcome, _ = outcome_of(send_and_close, what=call(n=8))
+    assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, ConnectionFailed), "it may be cut"
+    assert "the stream ended before the answer did (too few choices)" in str(outcome.error)
 
 
 async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_never_sends_one() -> None:

@@ -273,20 +273,50 @@ class PassthroughCodec(Codec):
     def encode(self, call: WireRequest, model: str) -> bytes:
         return jsonio.write(model, "model", model, call.params, all_text=True)
 
-    def decode(self, body: bytes, call: WireRequest) -> PassthroughAnswer:  # noqa: ARG002 - part of the protocol
+    def decode(self, body: bytes, call: WireRequest) -> PassthroughAnswer:
         document = jsonio.read_object(body)
         if document.get("error") or document.get("object") == "error":
             raise EmbeddedError(document)
         if not document:
             raise Malformed("the answer is an empty object")
+        self.check(document, call.params)
         return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
 
+    def check(self, document: dict[str, Any], params: Mapping[str, Any]) -> None:
+        """Raise as ``decode`` does if a response is not complete. What a response of any route must have is not known."""
+
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        prompts = call.params.get("prompt")
-        count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params) * count
+        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params) * _prompts_in(call.params)
+
+
+class CompletionCodec(PassthroughCodec):
+    """Accepts only complete responses, or with ``verbatim`` every response that has a choice."""
+
+    def __init__(self, path: str, native: bool = True, *, verbatim: bool = False) -> None:
+        super().__init__(path, native)
+        self.verbatim = verbatim
+
+    def check(self, document: dict[str, Any], params: Mapping[str, Any]) -> None:
+        choices = document.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise Malformed("the answer has no choices")
+        if self.verbatim:
+            return
+        for choice in choices:
+            said = choice if isinstance(choice, dict) else {}
+            if is_failure(ending := ending_of(said.get("finish_reason"))):
+                raise Unfinished(str(ending))
+            if said.get("text", said.get("message")) is None:
+                raise Malformed("the answer has a choice without a text")
+        if len(choices) < (count := count_of(params) * _prompts_in(params)):
+            raise Ignored(f"the answer has {len(choices)} of {count} choices; send a line for each if the server ignores n or lists")
+
+
+def _prompts_in(params: Mapping[str, Any]) -> int:
+    prompts = params.get("prompt")
+    return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
 
 
 @lru_cache(maxsize=256)
 def passthrough(path: str) -> PassthroughCodec:
-    return PassthroughCodec(path)
+    return CompletionCodec(path) if path.endswith("/completions") else PassthroughCodec(path)

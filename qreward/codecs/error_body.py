@@ -105,8 +105,12 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
 QUOTA = frozenset({
     "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
     "insufficient_credits", "insufficient_funds", "payment_required", "402", "arrearage", "budget_exceeded", "exceeded_current_quota_error",
+    "billing_error", "accountoverdueerror", "insufficient_user_quota", "pre_consume_token_quota_failed",
+    "1113",  # Zhipu
 })  # fmt: skip
 """Error codes that mean that the account's quota or credit is used up."""
+_PER_MINUTE = "error-code#token-limit"
+"""The end of a link in each message about DashScope's limit of tokens per minute, whose code is that of an account that is used up."""
 
 INVALID_SCORES = "invalid_scores"
 """The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
@@ -154,7 +158,8 @@ _SAYS_OVERLOAD = re.compile(
 _SAYS_TOO_LONG = re.compile(
     r"(?i)maximum context length|context length is only|maximum prompt length is|range of input length should be"
     r"|longer than the (?:maximum model|model's context|maximum context|context) length|max_model_len|when context the overflows"
-    r"|exceeds? (?:the )?(?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|(?<!images )exceeds? (?:the )?(?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|(?:prompt|input) length \(?\d+(?: tokens)?\)? (?:exceeds|is greater than)|tokens in the prompt cannot exceed"
     r"|exceeded model token limit|prompt exceeds max length|tokens \+ .max_new_tokens. must be <="
     r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
 )
@@ -165,17 +170,23 @@ _SAYS_ACCOUNT = re.compile(r"(?i)user location is not supported|account \S{1,100
 _NO_PATH = "Unexpected endpoint or method"
 """The beginning of LM Studio's message, with status 200, for a path that it does not have."""
 _SAYS_NO_MODEL = re.compile(
-    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b"
-    r"|(?:the )?model \S{1,200} (?:does not exist|(?:was |is )?not found)\b)"
+    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b|no endpoints found\b|not found the model\b|model: \S+$"
+    r"|\S{1,200} is not a valid model\b"
+    r"|(?:the )?models?[ /](?:or endpoint )?(?:\S{1,200} )?(?:(?:does )?not exist|(?:was |is )?not found)\b)"
 )
 """The beginning of a message that means an unknown model, perhaps after the names of errors that a gateway passes on."""
-_NO_MODEL = frozenset({"model_not_found", "deployment_not_found", "deploymentnotfound"})
+_NO_MODEL = frozenset({
+    "model_not_found", "model_not_available", "deployment_not_found", "deploymentnotfound", "invalidendpointormodel_notfound",
+    "1211",  # Zhipu
+})  # fmt: skip
 _LENGTH = re.compile(r"context length is (?:only )?(\d{1,9})\b")
 _OUTPUT = re.compile(r"requested (\d{1,9}) output tokens|\b(\d{1,9}) in the completion")
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
 
 
 def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
+    if not QUOTA.isdisjoint(error_body.names) and not is_quota(error_body):
+        return 429
     known = [(name, status) for name in error_body.names if (status := _status(name)) is not None]
     for name, status in known:
         if name not in _GENERAL and name != str(answered):
@@ -194,7 +205,8 @@ def _status(name: str) -> int | None:
 
 
 def is_quota(error_body: ErrorBody) -> bool:
-    return not QUOTA.isdisjoint(error_body.names) or _SAYS_QUOTA.match(error_body.text) is not None
+    named = not QUOTA.isdisjoint(error_body.names) and _PER_MINUTE not in error_body.text
+    return named or _SAYS_QUOTA.match(error_body.text) is not None
 
 
 def is_refused_account(error_body: ErrorBody) -> bool:

@@ -175,7 +175,7 @@ class Engine(Generic[S]):
             changes, self.scheduler.health_changes = self.scheduler.health_changes, []
         for source, reason, seconds in changes:
             if reason:
-                LOG.warning("endpoint %r is out of service: %s; it is tried again every few seconds", source, reason)
+                LOG.warning("endpoint %r is out of service: %s", source, reason)
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 

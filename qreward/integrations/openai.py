@@ -17,7 +17,7 @@ from qreward import errors
 from qreward.client import QRewardClient
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, Malformed, WireRequest
-from qreward.codecs.chat import VERBATIM_CHAT, PassthroughCodec
+from qreward.codecs.chat import VERBATIM_CHAT, CompletionCodec, PassthroughCodec
 from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.error_body import ErrorBody, is_too_long
@@ -271,7 +271,7 @@ def _response(request: Any, reply: OpenAIReply) -> Any:
 
 ROUTES: dict[str, tuple[str, Codec]] = {
     "/chat/completions": ("messages", VERBATIM_CHAT),
-    "/completions": ("prompt", PassthroughCodec("/completions", native=False)),
+    "/completions": ("prompt", CompletionCodec("/completions", native=False, verbatim=True)),
     "/embeddings": ("input", EMBEDDINGS),
     "/moderations": ("input", PassthroughCodec("/moderations", native=False)),
     "/rerank": ("documents", PassthroughCodec("/rerank", native=False)),
@@ -330,19 +330,23 @@ def event(data: bytes) -> bytes:
 
 
 def in_pieces(body: bytes) -> bytes:
-    """Return the first chunk of a stream. If the server did not stream, ``body`` is a complete answer, which is converted to a chunk."""
+    """Return the first chunk of a stream. If the server did not stream, ``body`` is a complete answer, which is converted to a chunk.
+
+    Some servers send a message, or null in its place, beside the delta of a chunk.
+    """
     if b'"message"' not in body:
         return body
     document = jsonio.read_object(body)
     choices = document.get("choices")
-    if not isinstance(choices, list) or not any(isinstance(choice, dict) and "message" in choice for choice in choices):
+    choices = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    whole = [choice for choice in choices if "message" in choice and not isinstance(choice.get("delta"), dict)]
+    if not whole:
         return body
-    for choice in choices:
-        if isinstance(choice, dict):
-            message = choice.pop("message", None)
-            choice["delta"] = delta = message if isinstance(message, dict) else {}
-            if isinstance(calls := delta.get("tool_calls"), list):
-                delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    for choice in whole:
+        message = choice.pop("message")
+        choice["delta"] = delta = message if isinstance(message, dict) else {}
+        if isinstance(calls := delta.get("tool_calls"), list):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
     return json.dumps({**document, "object": "chat.completion.chunk"}).encode()
 
 

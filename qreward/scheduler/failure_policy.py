@@ -40,10 +40,9 @@ RULES: dict[FailureKind, FailureRule] = {
 
 
 def rule_for(failure: Failure) -> FailureRule:
-    """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence."""
-    if failure.should_retry is False:
-        return RULES[FailureKind.REFUSED]
-    return RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
+    """Return the rule of a failure. An endpoint's ``x-should-retry`` header says whether that endpoint may be asked again."""
+    rule = RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
+    return rule._replace(other_source_only=rule.retryable) if failure.should_retry is False else rule
 
 
 def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
@@ -59,6 +58,7 @@ OUTAGE = 4
 MOST_UNFIT = 2
 """Number of sources that refuse the content of a task, after which the task fails. A wrong key does not count."""
 
+NO_REFUSAL = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA})
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
@@ -166,7 +166,7 @@ class FailurePolicy:
             return 0.0, failure.error, None
         if rule.other_source_only:
             task.unfit = (*task.unfit, source)
-            task.refusals += failure.kind is FailureKind.UNSUITABLE and not isinstance(failure.error, AuthenticationFailed)
+            task.refusals += failure.kind not in NO_REFUSAL and not isinstance(failure.error, AuthenticationFailed)
             pool, unfit = task.pool, task.unfit
             fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
             return 0.0, None if fit and task.refusals < MOST_UNFIT else failure.error, None

@@ -30,7 +30,7 @@ class HealthChange(NamedTuple):
     """A source went out of service, or came back."""
 
     source: str  # name of the source
-    reason: str  # why it is out of service; ``""`` if it is back
+    reason: str  # why it is out of service, and when it is tried again; ``""`` if it is back
     seconds: float  # how long it was out of service; 0 if it has just left service
 
 

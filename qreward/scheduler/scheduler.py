@@ -540,7 +540,9 @@ class Scheduler:
         if source.down_since is None:
             source.down_since = now
             source.prefix_cache.forget()  # it may return with an empty cache
-            self.health_changes.append(HealthChange(source.name, reason, 0.0))
+            away = source.health.open_until - now
+            again = "every few seconds" if away < 60.0 else f"in {away / 60.0:.0f} min"
+            self.health_changes.append(HealthChange(source.name, f"{reason}; it is tried again {again}", 0.0))
 
     def _start(self, now: float, task: Task) -> None:
         self._numbers += 1

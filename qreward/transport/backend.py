@@ -177,7 +177,8 @@ class EndpointConnection:
     """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
-        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "root", "takes_stream_options", "transport",
+        "_hidden", "_secrets", "endpoint", "ends_streams", "in_flight", "info", "name", "renamed", "root", "takes_stream_options",
+        "transport", "unended",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -188,6 +189,8 @@ class EndpointConnection:
         self._secrets = secrets_of(endpoint)
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
+        self.ends_streams = False  # True after a stream that had a finish_reason
+        self.unended = 0  # number of streams, each begun after the one before, that ended with [DONE] alone
         self.info: Load | None = None
         self.in_flight = 0
         root = server_root(endpoint.base_url)
@@ -321,6 +324,10 @@ DRAIN = 0.1
 """Maximum number of seconds to wait for the end of a body after ``[DONE]``. If the body ends in this time, its connection can be reused.
 The openai SDK waits equally long."""
 
+MOST_UNENDED = 3
+"""Number of streams one after the other that end with ``[DONE]`` alone, after which an endpoint that has never sent a ``finish_reason`` is
+taken to send none. Streams at the same time count once, because those that a gateway cuts and closes with ``[DONE]`` end first."""
+
 _OPTIONS = "stream_options"
 _DONE = b"[DONE]"
 _BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
@@ -333,17 +340,18 @@ class ChatStream:
     """An open stream of one chat completion. One task reads it, and any may close it; only ``CancelledError`` is raised."""
 
     __slots__ = (
-        "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_whole", "headers",
-        "limits", "on_close", "outcome",
+        "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_unended", "_whole",
+        "headers", "limits", "on_close", "outcome",
     )  # fmt: skip
 
-    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest) -> None:
+    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest, unended: int) -> None:
         self.headers: Mapping[str, str] = body.headers
         self.limits = rate_limit_headers.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
         self.on_close: Callable[[], object] | None = None
         self._body = body
         self._connection = connection
+        self._unended = unended  # the connection's, when the request was sent
         self._call = call
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
@@ -452,19 +460,24 @@ class ChatStream:
         if self.outcome is None:
             # without a length, a cut and the end of the body look alike
             delimited = "transfer-encoding" in self.headers or "content-length" in self.headers
-            self._settle(self._ended(well=self._assembly.goes_on and delimited))
+            self._settle(self._ended(well=self._assembly.ended and delimited))
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
         """Return the outcome of a stream that has ended. ``well`` is True if nothing more can come, as after ``[DONE]``."""
-        assembly, codec = self._assembly, cast("ChatCodec", self._call.codec)
+        assembly, codec, connection = self._assembly, cast("ChatCodec", self._call.codec), self._connection
         if not assembly.count:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
+        if any(assembly.endings()):
+            connection.ends_streams = True
         if not (assembly.ended or not codec.failures if well else self._finished()):
             if self._done:
                 text = "[DONE] came without a finish_reason, so the answer may be cut; do not stream from a server that never sends one"
-                return self._failure(Ignored(text), b"")
-            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+                connection.unended = max(connection.unended, self._unended + 1)
+                never = self._unended >= MOST_UNENDED and not connection.ends_streams
+                return self._failure(Ignored(text) if never else Malformed(text), b"")
+            what = "too few choices" if assembly.ended else "no finish_reason"
+            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else what
             return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
         try:
             for ending in assembly.endings():
@@ -489,7 +502,7 @@ class ChatStream:
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
-    cap = connection.endpoint.max_response_bytes
+    cap, unended = connection.endpoint.max_response_bytes, connection.unended
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in OTHER_BODY
@@ -502,7 +515,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
         return connection.failed(await body.read_whole(cap), call).by_status()
     if ours and refused:
         connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
-    return ChatStream(body, connection, call)
+    return ChatStream(body, connection, call, unended)
 
 
 async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:

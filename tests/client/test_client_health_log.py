@@ -63,6 +63,18 @@ def test_the_log_of_an_endpoint_that_answers_errors_names_the_model_and_not_the_
     assert out == f"endpoint 'a' is out of service: ServerError: it answered 500 for model {MODEL!r}; it is tried again every few seconds"
 
 
+def test_the_log_of_an_account_that_is_used_up_says_that_it_is_tried_again_after_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    error = {"error": {"code": "insufficient_quota", "message": "no"}}
+
+    async def main() -> None:
+        async with QRewardClient([endpoint(Recorder(lambda _: httpx.Response(429, json=error)), "a"), endpoint(Recorder(), "b")]) as client:
+            await client.batch_chat_completion([HI] * 4, MODEL)
+
+    run_in_virtual_time(main())
+    (out,) = caplog.messages
+    assert out == f"endpoint 'a' is out of service: RateLimited: it answered 429 for model {MODEL!r}; it is tried again in 5 min"
+
+
 def test_a_misspelt_model_takes_no_endpoint_out_of_service_for_the_other_models(caplog: pytest.LogCaptureFixture) -> None:
     class OfOneModel(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

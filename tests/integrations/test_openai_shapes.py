@@ -46,6 +46,8 @@ def test_json_that_is_not_strict_is_written_anew_and_a_chunk_that_speaks_of_a_me
         b'{"choices": null, "message": 1}',
         b'{"choices": [1], "message": 1}',
         b'{"choices": [{"delta": {"content": "message"}}], "x": "message"}',
+        b'{"choices": [{"delta": {"content": "a"}, "message": null}]}',
+        b'{"choices": [{"delta": {"content": "a"}, "message": {"content": "a"}}]}',
     ]
     assert [body for body in bodies if in_pieces(body) is not body] == []
 

@@ -323,12 +323,37 @@ def test_a_reject_that_asks_for_no_wait_counts_like_one_without_a_hint() -> None
     assert found[0] == found[1] != found[2]
 
 
-def test_what_an_endpoint_says_of_a_retry_goes_before_the_rule_of_the_failure() -> None:
+def test_an_endpoint_that_asks_for_a_retry_gets_one_unless_the_request_cannot_be_sent() -> None:
     assert set(RULES) == set(FailureKind)
     for kind in FailureKind:
-        assert not rule_for(failure(kind, should_retry=False)).retryable, kind
         assert rule_for(failure(kind, should_retry=True)) == RULES[K.TRANSIENT if kind is K.REFUSED else kind], kind
     assert not rule_for(failure(K.UNSENDABLE, should_retry=True)).retryable, "it would fail in the same way"
+
+
+def test_an_endpoint_that_forbids_a_retry_is_not_asked_again_but_others_are() -> None:
+    """One other endpoint, or all if the task is not the cause."""
+    none, one, every = {K.REFUSED, K.UNSENDABLE}, {K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL}, {K.OVERLOADED, K.QUOTA, K.UNSUITABLE}
+    asked = {}
+    for kind in FailureKind:
+        driver = Driver(dict.fromkeys("abc", 4))
+        task = driver.submit()
+        while task.attempt is not None:
+            driver.fail(task.attempt, kind, should_retry=False)
+        assert driver.outcome(task) is ERRORS[kind]
+        assert len(set(driver.path(task))) == len(driver.path(task))
+        asked[kind] = len(driver.path(task))
+    assert asked == dict.fromkeys(none, 1) | dict.fromkeys(one, 2) | dict.fromkeys(every, 3)
+
+
+def test_failures_count_against_a_source_that_forbids_retries_too() -> None:
+    driver = Driver({"a": 9, "b": 9})
+    driver.mark("b", down=True)
+    tasks = [driver.submit() for _ in range(9)]
+    driver.mark("b", down=False)
+    for task in tasks:
+        driver.fail(live(task), K.TRANSIENT, after=0.0, should_retry=False)
+    assert [driver.where(task) for task in tasks] == ["b"] * 9
+    assert not driver["a"].health.in_service
 
 
 def test_the_wait_has_full_jitter_below_a_longest_wait_that_doubles_up_to_the_cap() -> None:

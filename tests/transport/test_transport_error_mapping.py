@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from shared_tools import each
 
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.chat import CHAT, PassthroughCodec, passthrough
+from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rate_limit_headers import retry_after
 from qreward.errors import (
@@ -28,6 +28,7 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
+from qreward.integrations.openai import ROUTES
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import EndpointConnection
@@ -87,6 +88,10 @@ TOO_LONG_TEXTS = [
     "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
     "Prompt exceeds max length",
     "the prompt is longer than the context length currently available",
+    "Input length (9000 tokens) exceeds the maximum allowed length (8186 tokens). Use a shorter input or enable --allow-auto-truncate.",
+    "Requested input length 39818 exceeds maximum input length 32767",
+    "Prompt length 9000 is greater than max_seq_len 8192",
+    "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000. Try using a shorter prompt",
 ]
 TOO_LONG_TOGETHER_TEXTS = [
     "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3900 `inputs` tokens and 1000 `max_new_tokens`",
@@ -97,6 +102,7 @@ OF_VLLM = (
     "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
 )
 NO_CREDIT = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits."
+TOKEN_LIMIT = "You exceeded your current quota. For details, see: https://help.aliyun.com/zh/model-studio/error-code#token-limit"
 NO_PATH = "Unexpected endpoint or method. (POST /chat/completions)"
 COOLED_DOWN = "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. cooldown_list=['a1']"
 
@@ -117,6 +123,7 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (429, openai(COOLED_DOWN, "all_deployments_in_cooldown", "429")),
         (429, {"error": "Model is overloaded", "error_type": "overloaded"}),
         (429, [{"error": {"code": 429, "message": "exceeded your current quota", "status": "RESOURCE_EXHAUSTED"}}]),
+        *((status, openai(TOKEN_LIMIT, "insufficient_quota", "insufficient_quota")) for status in (400, 429)),
         (503, {"error": {"message": "aborted by a higher priority request"}}),
         (503, openai("upstream account", None, "insufficient_quota")),
         (503, openai("The model `judge-7b` was not found")),
@@ -148,6 +155,10 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (400, openai("Access denied", "Arrearage", "Arrearage")),
         *((status, openai("Budget has been exceeded!", "budget_exceeded", str(status))) for status in (400, 429)),
         (429, openai("Your account is suspended", "exceeded_current_quota_error")),
+        (429, {"type": "error", "error": {"type": "billing_error", "message": "spend limit reached"}}),
+        (429, {"error": {"code": "1113", "message": "Insufficient balance or no resource package. Please recharge."}}),
+        (403, openai("your account has an overdue balance", "Forbidden", "AccountOverdueError")),
+        *((403, openai("x", "new_api_error", code)) for code in ("insufficient_user_quota", "pre_consume_token_quota_failed")),
     ],
     TRANSIENT: [
         *((status, b"") for status in (408, 409, 424, 425, 499, 500, 504, 520, 999)),
@@ -195,6 +206,8 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         *((status, b"") for status in (400, 413, 415, 418, 422, 498)),
         (400, openai(f"messages[0] must not be {NO_CREDIT!r}", "invalid_request_error")),
         (400, openai("max 300000 tokens per request", "max_tokens_per_request", "x")),
+        (400, openai("number of images exceeds maximum context limit")),
+        (400, openai("model: Field required", "invalid_request_error")),
         *((400, openai(code=code)) for code in (399, 600)),
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]}),
         (422, {"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}),
@@ -237,6 +250,18 @@ UNKNOWN_MODELS: list[tuple[int, Any]] = [
     (400, openai("/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` to view available models for your key.")),
     (404, sglang("model 'nope' not found", 404)),
     (400, openai("{'error': '/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` ...'}", "None", "400")),
+    (400, openai("Model Not Exist", "invalid_request_error", "invalid_request_error")),
+    (400, {"error": {"message": "a/nope is not a valid model ID", "code": 400}, "user_id": "u"}),
+    (404, {"error": {"message": "No endpoints found for a/nope.", "code": 404}}),
+    (400, {"code": 20012, "message": "Model does not exist. Please check it carefully.", "data": None}),
+    (400, {"error": {"code": "1211", "message": "模型不存在"}}),
+    (404, [{"error": {"code": 404, "message": "models/nope is not found for API version v1main, or ...", "status": "NOT_FOUND"}}]),
+    (404, {"type": "error", "error": {"type": "not_found_error", "message": "model: nope"}}),
+    (404, openai("Model not found, inaccessible, and/or not deployed", "error", "NOT_FOUND")),
+    (404, openai("Unable to access model nope. Please visit ...", "invalid_request_error", "model_not_available")),
+    (404, openai("Not found the model nope or Permission denied", "resource_not_found_error")),
+    (404, openai("The model or endpoint nope does not exist or you do not have access to it.", "NotFound")),
+    (404, openai("x", "NotFound", "InvalidEndpointOrModel.NotFound")),
 ]
 
 
@@ -275,6 +300,7 @@ def test_what_the_codes_of_servers_mean_where_the_status_says_nothing() -> None:
 EMBEDDED: list[tuple[Any, Meaning]] = [
     ({"code": "429", "message": "x"}, OVERLOADED),
     ("Too many requests, slow down", OVERLOADED),
+    ({"code": "insufficient_quota", "message": TOKEN_LIMIT}, OVERLOADED),
     ({"code": 402, "message": "Insufficient credits"}, QUOTA),
     *((error, TRANSIENT) for error in ({"code": 502}, {"code": -1}, {"message": "no code at all"}, "CUDA out of memory", ["odd"], 7)),
     ({"code": 400, "message": "x"}, REFUSED),
@@ -321,13 +347,15 @@ NO_ERROR: list[Any] = [
 def test_an_error_with_status_200_is_read_alike_in_every_form_by_every_codec_and_in_a_stream() -> None:
     connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0", api_key="a-long-key"))
     wrong: list[Any] = []
-    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (passthrough("/v1/any"), None)]
+    any_route, legacy = passthrough("/v1/any"), passthrough("/v1/completions")
+    for_sdk = ROUTES["/completions"][1]
+    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (any_route, None), (legacy, None), (for_sdk, None)]
     for codec, inputs in codecs:
         call = WireRequest(codec, "judge-7b", inputs, {}, None)
         for document, meaning in INSIDE_200:
             for body in (json.dumps(document).encode(), b"event: error\ndata: " + json.dumps(document).encode() + b"\n\n"):
                 got: Any = connection.outcome_of(Reply(200, CIMultiDict(), body), call)
-                if isinstance(got, Answer) and isinstance(codec, PassthroughCodec):
+                if isinstance(got, Answer) and codec is any_route:
                     continue  # a route may use the names of such members for other things
                 if (got.kind, type(got.error), got.misconfigured) != meaning or "an error in the body: " not in str(got.error):
                     wrong.append((codec, body, got.kind, got.error))

@@ -9,10 +9,11 @@ from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
 from transport_server import always
 
-from qreward.codecs.base import Malformed, Reply, WireRequest, ending_of, is_whole
-from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
+from qreward.codecs.base import Codec, Malformed, Reply, WireRequest, ending_of, is_whole
+from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec, passthrough
 from qreward.codecs.rewards.kinds import COMPLETE, SCORE, bound
 from qreward.errors import InvalidResponse
+from qreward.integrations.openai import ROUTES
 from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
@@ -101,6 +102,32 @@ def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone()
     items = call.codec.decode(json.dumps({"choices": texts}).encode(), call).items  # type: ignore[attr-defined]
     assert [type(item) for item in items] == [list, InvalidResponse, list]
     assert "given up by the server" in str(items[1])
+
+
+def test_a_completion_that_is_passed_on_unchanged_must_be_whole_for_a_file_and_not_for_the_openai_sdk() -> None:
+    def outcome(codec: Codec, choices: Any, **params: Any) -> Any:
+        call = WireRequest(codec, "davinci", None, params, None)
+        reply = Reply(200, {}, json.dumps({"choices": choices}).encode())
+        got = EndpointConnection(Endpoint("http://gpu-0/v1")).outcome_of(reply, call)
+        return got.kind if isinstance(got, Failure) else "answer"
+
+    transient, refused, ignored = FailureKind.TRANSIENT, FailureKind.REFUSED, FailureKind.UNSUITABLE
+    said = [{"text": "a", "finish_reason": "stop"}, {"text": "b", "finish_reason": "length"}]
+    found = [
+        (wanted, outcome(passthrough("/v1/completions"), choices, **params), outcome(ROUTES["/completions"][1], choices, **params))
+        for wanted, choices, params in (
+            ("answer", said, {"prompt": ["q", "r"]}),
+            ("answer", said, {"prompt": [1, 2, 3], "n": 2}),
+            (transient, [*said, {"text": "c", "finish_reason": "abort"}], {}),
+            (refused, [{"text": None, "finish_reason": "content_filter"}], {}),
+            (transient, [{"text": None}], {}),
+            (transient, [None], {}),
+            (ignored, said, {"prompt": "q", "n": 3}),
+            (ignored, said, {"prompt": ["q", "r"], "n": 2}),
+        )
+    ]
+    assert found == [(wanted, wanted, "answer") for wanted, _, _ in found]
+    assert outcome(passthrough("/chat/completions"), [{"message": {"content": "a"}, "finish_reason": "stop"}]) == "answer"
 
 
 def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:

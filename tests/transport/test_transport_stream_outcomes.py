@@ -70,11 +70,40 @@ def test_done_does_not_complete_an_answer_without_an_ending_or_with_fewer_choice
     # gateways add [DONE] to a stream that their own server has cut
     for body in (said("yes"), said("yes") + USAGE, ENDED + said("yes") + said("no", index=1)):
         _, outcome, _ = outcome_of(always(sse(body + DONE)))
-        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, InvalidResponse)
         assert "[DONE] came without a finish_reason" in str(outcome.error)
-    _, outcome, _ = outcome_of(always(sse(WHOLE)), what=call(n=8))
-    assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
-    assert "the answer has 1 of 8 choices" in str(outcome.error)
+    for body in (WHOLE, WHOLE.removesuffix(DONE)):
+        _, outcome, _ = outcome_of(always(sse(body)), what=call(n=8))
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, InvalidResponse)
+        assert "the answer has 1 of 8 choices" in str(outcome.error)
+    without_length = START.replace(b"transfer-encoding: chunked", b"connection: close") + said("yes") + ENDED
+
+    async def send_and_close(request: Request, connection: Connection) -> None:
+        await connection.send(without_length)
+        await close(request, connection)
+
+    _, outcome, _ = outcome_of(send_and_close, what=call(n=8))
+    assert (outcome.kind, type(outcome.error)) == (FailureKind.TRANSIENT, ConnectionFailed), "it may be cut"
+    assert "the stream ended before the answer did (too few choices)" in str(outcome.error)
+
+
+async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_never_sends_one() -> None:
+    async def kinds(*bodies: bytes, at_once: bool = False) -> list[FailureKind | None]:
+        left, barrier = list(bodies), asyncio.Barrier(len(bodies) if at_once else 1)
+
+        async def script(_: Request, connection: Connection) -> None:
+            await barrier.wait()
+            await connection.send(sse(left.pop(0)))
+
+        async with backend_to(script) as (_, endpoint, backend):
+            asked = (ask(backend, endpoint) for _ in bodies)
+            found = await asyncio.gather(*asked) if at_once else [await one for one in asked]
+        return [outcome.kind if isinstance(outcome, Failure) else None for _, outcome in found]
+
+    cut, passing = said("yes") + DONE, FailureKind.TRANSIENT
+    assert await kinds(*[cut] * 5) == [passing] * 3 + [FailureKind.UNSUITABLE] * 2
+    assert await kinds(*[cut] * 8, at_once=True) == [passing] * 8, "these end before whole answers that began at the same time"
+    assert await kinds(WHOLE, *[cut] * 5) == [None, *[passing] * 5], "this server sends endings"
 
 
 def test_an_ending_that_means_a_cut_or_a_failure_stays_even_if_another_one_follows() -> None:

@@ -185,7 +185,7 @@ def splits(failure: Failure, count: int) -> bool:
     if count < 2 or failure.misconfigured or status == NOT_FOUND:
         return False
     if failure.kind in (FailureKind.REFUSED, FailureKind.UNSUITABLE):  # UNSUITABLE: an item is too long for this model
-        return True
+        return not isinstance(failure.error, InvalidResponse)  # the server ignores n, so it would ignore it in each half
     return status in BAD_ITEM_STATUSES and failure.kind not in (FailureKind.OVERLOADED, FailureKind.QUOTA)
 
 

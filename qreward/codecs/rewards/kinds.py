@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Codec, Malformed, WireRequest
+from qreward.codecs.base import Codec, Ignored, Malformed, WireRequest
 from qreward.codecs.chat import joined
 from qreward.codecs.embeddings import EmbeddingsCodec, embeddings_codec
 from qreward.codecs.rewards import parsing
@@ -69,7 +69,11 @@ class CompletionList(ListCodec):
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         each, count = call.params.get("n") or 1, len(call.inputs)
-        found = parsing.in_order(parsing.member(document, "choices"), count * each)
+        choices = parsing.member(document, "choices")
+        if 0 < len(choices) < count * each and each > 1:
+            what = f"the answer has {len(choices)} results for {count * each} items"
+            raise Ignored(f"{what}; send each prompt {each} times if the server ignores n")
+        found = parsing.in_order(choices, count * each)
         return [found[start : start + each] for start in range(0, count * each, each)]
 
     def value(self, row: Any) -> list[Any]:

@@ -123,6 +123,7 @@ def failure(kind: FailureKind, status: int | None = None, misconfigured: bool = 
         (failure(K.UNREACHABLE), False),
         (failure(K.UNSENDABLE), False),
         (Failure(K.UNSUITABLE, ConfigError("x"), misconfigured=True), False),
+        (Failure(K.UNSUITABLE, InvalidResponse("the server ignores n", status_code=200)), False),
     ],
 )
 def test_a_list_is_halved_if_one_item_may_be_at_fault_and_never_for_an_overload(failed: Failure, expected: bool) -> None:

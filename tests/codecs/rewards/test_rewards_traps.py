@@ -9,7 +9,7 @@ import pytest
 from reward_tools import answered, call, codec, decoded, failed, written
 from shared_tools import each
 
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import Ignored, Malformed, WireRequest
 from qreward.codecs.rewards.base import ItemAnswer
 from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE, attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
@@ -180,6 +180,17 @@ def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
     assert [(choice["text"], choice["index"]) for choice in second] == [("b0", 0), ("b1", 1)]
     with pytest.raises(Malformed, match="3 results for 4 items"):
         decoded("openai", asked, {"choices": choices[:3]})
+
+
+def test_a_server_of_completions_that_ignores_n_would_ignore_it_again() -> None:
+    found = {}
+    for count, n in ((0, 2), (2, 2), (4, 2), (5, 2), (1, 1), (2, 1), (1, None)):
+        asked, choices = call(COMPLETE, ["a", "b"], n=n), [{"text": "t"}] * count
+        try:
+            decoded("openai", asked, {"choices": choices})
+        except Malformed as error:
+            found[count, n] = isinstance(error, Ignored)
+    assert found == {(0, 2): False, (2, 2): True, (5, 2): False, (1, 1): False, (1, None): False}
 
 
 def test_a_completion_that_is_not_whole_or_without_text_fails_its_prompt_and_has_no_share_of_the_output() -> None:

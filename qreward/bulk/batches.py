@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from math import inf
 from typing import Any
 
@@ -24,6 +25,8 @@ from qreward.errors import (
     Rejected,
     RequestTimeout,
 )
+from qreward.judge.judge import Judge
+from qreward.judge.reward_model import RewardModelScorer
 from qreward.judge.types import Scorer, Verdict, check_finite
 from qreward.progress import ProgressMeter
 from qreward.records import AttemptRecord
@@ -35,12 +38,14 @@ from qreward.scheduler.task import Attempt, TaskState
 
 WAITING = 1024
 """Maximum number of lines in a queue. The input is not read further while a line waits for room in its queue."""
+MOST_BATCHES = 64
+"""Number of batches from which on the lines of further models share one batch per route."""
 ALL_FAILED = 100
-"""Number of lines that fail one after another until the run stops. The cause is then probably not in the lines. Lines whose content is at
-fault count only if no line was done before them."""
+"""Number of lines of a batch that fail one after another until the batch is given up. The cause is then probably not in the lines. Lines
+whose content is at fault do not count, but the run stops if so many have failed before any line was done."""
 ALL_REJECTED = 4
-"""Number of lines that fail one after another, because servers rejected them until their timeouts, before the run stops. A server may
-reject one line for ever; if that stopped the run, no later run could go on."""
+"""Number of lines of a batch that fail one after another, because servers rejected them until their timeouts, before the batch is given up.
+A server may reject one line for ever; if that ended the batch, no later run could go on."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
@@ -50,26 +55,40 @@ def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bo
     """Return False if no server can have processed a failed line."""
     if isinstance(error, Rejected):
         return False  # requests of the line may have been answered, but not all of them
-    rejecting = set()  # endpoints that most probably have not processed the next attempt either
+    longest: dict[str, float] = {}  # endpoint -> longest time of a rejection; what was cut off sooner was not processed
     for attempt in attempts:
         if is_free(attempt) and attempt.outcome != "ok":
-            rejecting.add(attempt.endpoint)
-        elif attempt.outcome != "timeout" or attempt.endpoint not in rejecting:
+            longest[attempt.endpoint] = max(attempt.latency, longest.get(attempt.endpoint, 0.0))
+        elif attempt.outcome != "timeout" or attempt.latency > longest.get(attempt.endpoint, -1.0):
             return True
     return not attempts and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
+
+
+def _all_failed(error: QRewardError) -> str:
+    again = "correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again"
+    return f"the last {ALL_FAILED} lines have all failed; the last one: {error}; {again}"
 
 
 class LineQueue(asyncio.Queue["Entry | None"]):
     """The lines that wait for one batch, which iterates over the queue. None ends it."""
 
-    def close(self) -> None:
-        while not self.empty():
-            self.get_nowait()
+    def close(self) -> list[Entry]:
+        """End the batch, and return the lines that it has not taken."""
+        left = [self.get_nowait() for _ in range(self.qsize())]
         self.put_nowait(None)
+        return [entry for entry in left if entry is not None]
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
         while (entry := await self.get()) is not None:
             yield entry
+
+
+class Streak:
+    """The lines of a batch that have failed one after another, for a reason that is probably not in the lines."""
+
+    def __init__(self) -> None:
+        self.failed = 0  # lines that had not failed in an earlier run
+        self.again: list[int] = []  # keys of lines that servers rejected now and in an earlier run: they stay failed, unless all lines fail
 
 
 class ModelBatch(BatchWaiter):
@@ -79,7 +98,7 @@ class ModelBatch(BatchWaiter):
         runtime, self.queue = run.runtime, LineQueue(run.most_waiting)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
-        self._bulk = run
+        self._bulk, self.pool, self.streak = run, pool, Streak()
         self.execute = self._send
         self._entries: dict[int, Entry] = {}
 
@@ -90,24 +109,28 @@ class ModelBatch(BatchWaiter):
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
         is_copy = attempt.task.copy is attempt  # its failure must not end the attempt that is in flight
-        if (self._bulk.is_stopping and not is_copy) or (
+        if (self._bulk.has_ended(self) and not is_copy) or (
             entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False)
         ):
             return Failure(FailureKind.UNSENDABLE, Rejected("the run has stopped"))
         try:
             return await self.driver.backend.send(attempt.source.endpoint, attempt.task.payload)
         finally:
-            if self._bulk.is_stopping:
+            if self._bulk.has_ended(self):
                 self.driver.loop.call_soon(self._drop_waiting)  # the line, if it would be sent again
 
     def stop(self) -> None:
         """Send no further requests. The batch waits for those in flight, and leaves the other lines to the next run."""
-        self.queue.close()
+        left = self.queue.close()
         if self in self.driver.waiters:  # a batch that has not begun ends at once
-            self._feed.ended = True
-            self._drop_unstarted()
+            self.finish_started()
             self._drop_waiting()
-            self._end_if_done()
+        for task in self._live:
+            task.hedge = False  # no copies of what is in flight
+        in_flight = {task.index for task in self._live}
+        left += [self._entries.pop(index) for index in [*self._entries] if index not in in_flight]
+        for entry in left:
+            self._bulk.drop(self, entry)
 
     def _drop_waiting(self) -> None:
         """End the lines that wait for their next attempt."""
@@ -117,27 +140,47 @@ class ModelBatch(BatchWaiter):
                 self.finish(task, error, None, 0.0)
 
     def _on_line(self, result: Result[Any]) -> None:
-        self._bulk.finish(self._entries.pop(result.index, None), result)
+        self._bulk.finish(self, self._entries.pop(result.index, None), result)
 
     def endpoints(self) -> dict[str, EndpointStats]:
         return self._tallies.stats()
 
 
+_SCORING_FOR: ContextVar[ScorerBatch | None] = ContextVar("_SCORING_FOR", default=None)
+
+
 class ScorerBatch:
     """Gives the lines to a judge or a reward model. A line is recorded as sent when the scorer takes it."""
 
+    pool = None
+
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
-        self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.most_waiting)
+        self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.most_waiting), Streak()
+        self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
+        self._task: asyncio.Task[Any] | None = None  # that of ``run``
         self._entries: dict[int, Entry] = {}
         self._stats: Mapping[str, EndpointStats] = {}
 
     async def run(self) -> None:
+        self._task = asyncio.current_task()
+        _SCORING_FOR.set(self)
         batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
         self._stats = batch.stats.endpoints
+        if self._is_built_in and self._bulk.has_given_up(self):
+            for entry in self._entries.values():  # these were not sent
+                self._bulk.drop(self, entry)
 
     def stop(self) -> None:
-        """Give the scorer no further lines. The scorer finishes the lines that it has."""
+        """Give the scorer no further lines. It finishes the lines that it has; if the batch is given up, only those that it has sent."""
         self.queue.close()
+        if not self._bulk.has_given_up(self) or self._task is None:
+            return
+        if not self._is_built_in:  # it is not known which items it has sent
+            self._task.cancel()
+            return
+        for each in list(self._bulk.runtime.engine.driver().waiters):
+            if isinstance(each, BatchWaiter) and each.context.get(_SCORING_FOR) is self:
+                each.finish_started()
 
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
         index = 0
@@ -147,7 +190,7 @@ class ScorerBatch:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
                     return
                 await self._bulk.next_result()
-            if not await self._bulk.start(entry):
+            if self._bulk.has_ended(self) or not await self._bulk.start(entry):
                 return
             self._entries[index] = entry
             index += 1
@@ -159,7 +202,7 @@ class ScorerBatch:
                 check_finite(result.value)
         except InvalidResponse as error:
             result = Result(result.index, None, error, result.endpoint, 0.0, result.queued, result.attempts)
-        self._bulk.finish(self._entries.pop(result.index, None), result)
+        self._bulk.finish(self, self._entries.pop(result.index, None), result)
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._stats
@@ -183,10 +226,11 @@ class LineRun:
         self._settled = asyncio.Event()  # set when a reservation is settled
         self._meter: ProgressMeter | None = None
         self._sent = self._sent_again = 0
-        self._batches: dict[Any, Any] = {}  # what serves the lines: a pool, None for the scorer, or the class of provider batches
+        self._batches: dict[Any, Any] = {}  # by pool and model, None for the scorer, the class of provider batches
+        self._given_up: dict[Any, str] = {}  # batch -> the reason for which its other lines are left to the next run
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._done_before, self._ok, self._failed, self._failed_in_a_row = done_before, 0, 0, 0
-        self._last_success = -inf
+        self._done_before, self._ok, self._paid, self._failed_first = done_before, 0, journal.paid_before, 0
+        self._last_success: dict[Pool | None, float] = {}
         self.errors: dict[str, tuple[int, str]] = {}
         self._reason: str | None = None
         self._is_flushing = False
@@ -202,9 +246,43 @@ class LineRun:
             for batch in self._batches.values():
                 batch.stop()
 
-    def finish(self, entry: Entry | None, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line. Stop the run and record none if no line can be sent any more, or if the batch was cancelled or the
-        client closed meanwhile. The next run sends such a line, and a failed line that no server can have processed."""
+    def has_given_up(self, batch: Any) -> bool:
+        return batch in self._given_up
+
+    def has_ended(self, batch: Any) -> bool:
+        """Return whether a batch must send nothing more."""
+        return self.is_stopping or batch in self._given_up
+
+    def give_up(self, batch: Any, reason: str) -> None:
+        """Send no further lines of a batch. The next run sends them. The run goes on with the lines of other batches."""
+        if batch is None:
+            self.stop(reason)
+        if self.has_ended(batch):
+            return
+        self._given_up[batch] = reason
+        for key in batch.streak.again:
+            self._journal.withdraw(key)
+        if self._scorer is None:
+            batch.stop()
+        else:  # it has no other batch
+            self.stop(reason)
+
+    def drop(self, batch: Any, entry: Entry) -> None:
+        """Leave a line to the next run, because it was not sent when its batch ended."""
+        self.settle(entry.reserved, NOTHING)
+        if entry.started:
+            self._journal.withdraw(entry.key)
+        self.left(batch, entry)
+
+    def left(self, batch: Any, entry: Entry) -> None:
+        """Called for a line that is left to the next run because its batch was given up."""
+
+    def finish(self, batch: Any, entry: Entry | None, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+        """Record the result of a line. ``batch`` is None for a line of a provider batch.
+
+        If no line of the batch can be sent any more, record none, and give up the batch; stop the run if the batch was cancelled or the
+        client closed meanwhile. The next run sends such a line, and a failed line that no server can have processed.
+        """
         error = result.error
         if entry is None:  # the batch was ended before it took all lines
             self.stop(f"no line can be sent: {error}")
@@ -215,33 +293,71 @@ class LineRun:
         elif spent is None:
             spent = self._cost_of(entry, result) if entry.started else NOTHING
         self.settle(entry.reserved, spent)
-        if error is None:
+        self._paid += spent != NOTHING
+        if is_cut_off:
+            self.stop(f"no line can be sent: {error}")
+        elif error is not None:
+            self._finish_failed(batch, entry, error, result, spent)
+        else:
             if text is None:
                 names = entry.custom_id, entry.identifier
                 text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
             self._record(entry, text, result, spent)
-            return
-        attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
-        is_final = isinstance(error, BadRequest | ConfigError) or (entry.started and not is_cut_off and _was_processed(error, attempts))
-        if is_final or (entry.started and self._goes_on(error, attempts)):
-            if self._scorer is not None and isinstance(error, ConfigError):
-                error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
-            self.fail(entry, error, result, spent)
-            if not is_final and not (isinstance(error, RequestTimeout) and entry.key in self._journal.failed_before):
-                self._journal.withdraw(entry.key)  # not twice for a line that servers reject: such lines alone would fill each run
-            return
-        if entry.started and not is_cut_off:
-            self._journal.withdraw(entry.key, spent)
-        self.stop(f"no line can be sent: {error}")
+            self._ok += 1
+            if batch is not None:
+                batch.streak, self._last_success[batch.pool] = Streak(), self.runtime.clock()
 
-    def _goes_on(self, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
+    def _finish_failed(self, batch: Any, entry: Entry, error: QRewardError, result: Result[Any], spent: Spent) -> None:
+        attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
+        is_final = isinstance(error, BadRequest | ConfigError) or (entry.started and _was_processed(error, attempts))
+        if not (is_final or (entry.started and self._goes_on(batch, error, attempts))):
+            if entry.started:
+                self._journal.withdraw(entry.key, spent)
+            self.give_up(batch, f"no line can be sent: {error}")
+            self.left(batch, entry)
+            return
+        if self._scorer is not None and isinstance(error, ConfigError):
+            error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
+        self.fail(entry, error, result, spent)
+        failed_before = entry.key in self._journal.failed_before
+        if not is_final and not (failed_before and any(attempt.status_code is not None for attempt in attempts)):
+            self._journal.withdraw(entry.key)
+        elif not is_final and batch is not None:
+            batch.streak.again.append(entry.key)
+        if not failed_before:  # otherwise the same lines would end the batch in every run
+            self._count(batch, error, attempts)
+
+    def _goes_on(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
         """Return whether other lines can probably be sent, although no server has processed the line that ended with this error."""
-        if self.is_stopping or isinstance(error, Rejected | NoEndpoint):
+        if self.has_ended(batch) or isinstance(error, Rejected | NoEndpoint):
             return False
-        recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
-        if not isinstance(error, RequestTimeout | ConnectionFailed) or self._last_success > recently:
+        if batch is None or not isinstance(error, RequestTimeout | ConnectionFailed):
             return True
-        return self._failed_in_a_row < ALL_REJECTED and any(attempt.outcome == "overloaded" for attempt in attempts)
+        recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
+        if self._last_success.get(batch.pool, -inf) > recently:
+            return True
+        return batch.streak.failed < ALL_REJECTED and any(attempt.outcome == "overloaded" for attempt in attempts)
+
+    def _count(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
+        """Count a failed line. Give up its batch, or stop the run, after ``ALL_FAILED`` of them."""
+        is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and getattr(error, "status_code", None) != 404
+        if batch is None or is_faulty or (attempts and attempts[-1].outcome == "refused"):
+            self._count_first(error)
+            return
+        batch.streak.failed += 1
+        if batch.streak.failed >= ALL_FAILED:
+            self.give_up(batch, _all_failed(error))
+
+    def _count_first(self, error: QRewardError) -> None:
+        self._failed_first += not (self._ok or self._done_before)
+        if self._failed_first >= ALL_FAILED and not self._ok:
+            self.stop(_all_failed(error))
+
+    def refuse(self, entry: Entry, error: QRewardError) -> None:
+        """Record the failure of a line that cannot be given to a batch. It counts only until a line was given to one."""
+        self.fail(entry, error)
+        if not self._batches:
+            self._count_first(error)
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace a reservation in the budget with the real cost."""
@@ -296,18 +412,22 @@ class LineRun:
         return True
 
     def affords(self, lines: int) -> bool:
-        """Return whether the limits of the run allow this number of lines of a scorer, if each costs as much as the mean line so far."""
+        """Return whether the limits of the run allow this number of lines of a scorer, if each costs as much as the mean paid line."""
         if not self._settings.is_limited:
             return True
-        done, spent = self._done_before + self._ok + self._failed, self.budget.spent
-        if not done:
+        paid, spent = self._paid, self.budget.spent
+        if not paid:
             return lines == 1  # the first line shows what a line costs
-        return self.budget.affords(Spent(spent.tokens * lines // done, spent.cost * lines / done))
+        return self.budget.affords(Spent(spent.tokens * lines // paid, spent.cost * lines / paid))
 
     def submitted(self, keys: Iterable[int]) -> None:
         for key in keys:
             self._sent += 1
             self._sent_again += key in self._journal.unfinished
+
+    def _kind_of(self, pool: Pool, model: str) -> tuple[Pool, str]:
+        kind = pool, model
+        return kind if kind in self._batches or len(self._batches) < MOST_BATCHES else (pool, "(others)")
 
     def _batch_of(self, kind: Any) -> Any:
         """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it."""
@@ -316,7 +436,7 @@ class LineRun:
             if isinstance(kind, type):  # provider batches
                 batch = kind(self, self._journal)
             else:
-                batch = ModelBatch(self, kind) if self._scorer is None else ScorerBatch(self, self._scorer)
+                batch = ModelBatch(self, kind[0]) if self._scorer is None else ScorerBatch(self, self._scorer)
             self._batches[kind] = batch
             self._begin(batch.run())
         return batch
@@ -330,20 +450,11 @@ class LineRun:
     def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
         """Record the result of a line, and return the offset of the record."""
         place, error = self._journal.finish(entry.key, text, spent, ok=result.ok), result.error
-        if error is None:
-            self._ok += 1
-            self._failed_in_a_row, self._last_success = 0, self.runtime.clock()
-        else:
-            self._failed += 1
+        if error is not None:
             status = getattr(error, "status_code", None)
-            is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and status != 404
-            self._failed_in_a_row += not is_faulty or not (self._ok or self._done_before)
             kind = type(error).__name__ + ("" if status is None else f" ({status})")
             times, example = self.errors.get(kind, (0, str(error)))
             self.errors[kind] = times + 1, example
-        if self._failed_in_a_row >= ALL_FAILED:
-            what = f"the last {self._failed_in_a_row} lines have all failed; the last one: {error}"
-            self.stop(f"{what}; correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again")
         if not self._is_flushing:  # all results of one turn of the event loop are written together
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)

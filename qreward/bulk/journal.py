@@ -102,6 +102,7 @@ class Journal:
         self._started: set[int] = set()  # keys of the lines that this run sent and that have no result yet
         self.failed_before: set[int] = set()  # keys of lines that failed in an earlier run, and that no server had processed
         self._left_before: dict[int, Spent] = {}  # key of such a line of an earlier run -> its maximum cost
+        self.paid_before = 0  # number of results of earlier runs that have a cost
         self.spent_before = NOTHING  # what earlier runs spent; a line of theirs without a result counts with its maximum cost
         self.held: dict[int, HeldBatch] = {}
         self.batches = 0
@@ -188,6 +189,7 @@ class Journal:
             self.batches = max(self.batches, key + 1)
             return
         self._left_before.pop(key, None)
+        self.paid_before += record.spent != NOTHING
         if kind == DONE or (kind == FAILED and not self._skips_failed):
             self._index[key] = place << 2 | record.ok
         elif kind == WITHDRAWN and self._index.pop(key, None) is not None:  # of a failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -202,15 +202,20 @@ class KeyedRun(LineRun):
             return future
         self._waiting[entry.key] = future
         if self._error is not None:
-            self._fail_waiting(self._error)
+            self._fail_waiting(self._error, (entry.key,))
             return future
         try:
             self._reader.read(line, entry)
-            pool = self.runtime.fleet.pool(entry.content.model) if self._scorer is None else None
+            model = None if self._scorer is not None else entry.content.model
+            kind = None if model is None else self._kind_of(self.runtime.fleet.pool(model), model)
         except QRewardError as error:
-            self.fail(entry, error)
+            self.refuse(entry, error)
+            return future
+        batch = self._batch_of(kind)
+        if self.has_given_up(batch):
+            self.left(batch, entry)
         else:
-            self._batch_of(pool).queue.put_nowait(entry)
+            batch.queue.put_nowait(entry)
         return future
 
     def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
@@ -229,12 +234,16 @@ class KeyedRun(LineRun):
         if self._error is not None:
             return
         self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)
-        self._fail_waiting(self._error)
+        self._fail_waiting(self._error, tuple(self._waiting))
         super().stop(reason)
 
-    def _fail_waiting(self, error: QRewardError) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for key, future in waiting.items():
+    def left(self, batch: Any, entry: Entry) -> None:
+        if entry.key in self._waiting:  # otherwise the run has stopped
+            self._fail_waiting(QRewardError(self._given_up[batch]), (entry.key,))
+
+    def _fail_waiting(self, error: QRewardError, keys: Iterable[int]) -> None:
+        for key in keys:
+            future = self._waiting.pop(key)
             if not future.done():
                 future.set_result(RowResult(False, failure_line("", f"qreward-{key:015x}", error), is_kept=False))
 

@@ -182,7 +182,7 @@ class ProviderBatches:
             try:
                 self._add_line(entry)
             except QRewardError as error:
-                self._bulk.finish(entry, Result(0, None, error, None, 0.0, 0.0))
+                self._bulk.finish(None, entry, Result(0, None, error, None, 0.0, 0.0))
             except OSError as error:
                 self._stop_for(error)
             if self._slots.locked():
@@ -436,7 +436,7 @@ class ProviderBatches:
             self._tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
             text = {"id": found.id, "custom_id": line.custom_id, "response": found.response, "error": None}
-            self._bulk.finish(line, result, msgspec.json.encode(text), spent)
+            self._bulk.finish(None, line, result, msgspec.json.encode(text), spent)
         elif outcome.kind in provider.SENT_AGAIN:
             again.append((line, outcome))
         else:
@@ -447,7 +447,7 @@ class ProviderBatches:
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
         result: Result[Any] = Result(0, None, error, batch.api.name, 0.0, 0.0, line.attempts)
         self._tallies.add(result)
-        self._bulk.finish(line, result, spent=spent)
+        self._bulk.finish(None, line, result, spent=spent)
 
     def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:
         """Settle the cost of a failed attempt, and return whether the budget allows the next one. If not, stop the run."""

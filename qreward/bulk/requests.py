@@ -121,6 +121,15 @@ class Entry:
         return self.identifier if self.name is None else self.name
 
 
+def _number(text: str) -> int | float | str:
+    """Return the number in a text, such as 3 for ``3.0``; the text if it is no number."""
+    for kind in (int, float):  # a float would lose digits of a large seed
+        with suppress(ValueError):
+            number = kind(text)
+            return int(number) if number % 1 == 0 else number if isfinite(number) else text
+    return text
+
+
 class RequestReader:
     """Makes requests from lines, or items for a scorer. Raises ``ConfigError`` for a wrong template, ``params`` or ``columns``."""
 
@@ -173,9 +182,7 @@ class RequestReader:
                     if not text.strip():  # an empty cell
                         del fields[name]
                         continue
-                    with suppress(ValueError):
-                        number = float(text)
-                        fields[name] = int(number) if number.is_integer() else number if isfinite(number) else text
+                    fields[name] = _number(text)
         else:
             hint = "give the line messages or prompt, or the run a template that names its columns"
             raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")

@@ -26,6 +26,7 @@ from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
 REFRESH_INTERVAL = 0.25  # seconds between two refreshes of the progress
+READ_ON = 5.0  # seconds for which the input is read on, for lines of other models, after all batches were given up
 SHOWN = 20  # maximum number of bad lines whose error messages a dry run keeps
 
 
@@ -58,6 +59,7 @@ class BulkRun(LineRun):
         self._is_over = False
         self._error: BaseException | None = None
         self._read = self._taken = self._resumed = 0
+        self._reading_on: asyncio.TimerHandle | None = None
         self._left_out = 0  # lines that the budget did not allow beside the provider batches of earlier runs
 
     # stopping
@@ -67,6 +69,23 @@ class BulkRun(LineRun):
             if self._reason is None and self._reading is not None:
                 self._reading.cancel()
             super().stop(reason)
+
+    def give_up(self, batch: Any, reason: str) -> None:
+        super().give_up(batch, reason)
+        if self._reading_on is None and not self.is_stopping:
+            self._reading_on = asyncio.get_running_loop().call_later(READ_ON, self._stop_if_all_given_up)
+
+    def _stop_if_all_given_up(self) -> None:
+        self._reading_on = None
+        if all(map(self.has_given_up, self._batches.values())):
+            self.stop(self._why_given_up())
+
+    def _why_given_up(self) -> str:
+        """Return the reasons, each with the model if there are several."""
+        reasons = {kind: self._given_up.get(batch) for kind, batch in self._batches.items()}
+        return "; ".join(
+            f"model {kind[1]!r}: {reason}" if len(reasons) > 1 else reason for kind, reason in reasons.items() if reason is not None
+        )
 
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
@@ -117,16 +136,21 @@ class BulkRun(LineRun):
                     kind = ProviderBatches
                 else:
                     pool, names = _route(self.runtime, entry.content, self._settings)
-                    kind = pool or ProviderBatches
+                    kind = ProviderBatches if pool is None else self._kind_of(pool, entry.content.model)
+                    if self.has_given_up(self._batches.get(kind)):
+                        return
                     reserved = await self._reserve(entry.content, names, 1 if pool is None else self.attempts)
         except QRewardError as error:
-            self.fail(entry, error)
+            self.refuse(entry, error)
             return
         if reserved is None:
             return
         entry.reserved = reserved
         self._taken += 1
-        await self._batch_of(kind).queue.put(entry)
+        batch = self._batch_of(kind)
+        await batch.queue.put(entry)
+        if self.has_given_up(batch):  # while the queue was full
+            self.drop(batch, entry)
 
     @property
     def _provider(self) -> ProviderBatches | None:
@@ -177,7 +201,7 @@ class BulkRun(LineRun):
 
     async def _work(self) -> None:
         loop, seconds = asyncio.get_running_loop(), self._settings.deadline
-        route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
+        route = self.runtime.look.for_progress(lambda: [*{kind[0]: None for kind in self._batches if isinstance(kind, tuple)}])
         prices, clock = self.runtime.prices, self.runtime.clock
         self._meter = start_progress(self._settings.progress, title="qreward run", prices=prices, route=route, clock=clock)
         deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
@@ -187,8 +211,8 @@ class BulkRun(LineRun):
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            if deadline is not None:
-                deadline.cancel()
+            for timer in filter(None, (deadline, self._reading_on)):
+                timer.cancel()
             self._source.close()
             if tasks := beats | self._tasks:
                 for task in tasks:
@@ -202,6 +226,8 @@ class BulkRun(LineRun):
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if all lines are done, and return the paths of results and failures; None for a file that was not written."""
+        if self._reason is None and self._given_up:
+            self._reason = self._why_given_up()
         if self._reason is None and self._left_out:
             self._reason = f"{self._left_out} lines could pass max_cost or max_tokens beside the provider batches of earlier runs"
         if self._reason is None and not self.has_read_all:

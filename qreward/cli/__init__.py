@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         for name in (each.partition("=")[0] for each in unknown):
-            if name.startswith("-"):
+            if name.startswith("-") and name != "-":
                 self.error(f"unknown option {name!r}; {did_you_mean(name, self._option_string_actions, otherwise='the options are')}")
         return found, unknown
 

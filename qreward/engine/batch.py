@@ -268,6 +268,12 @@ class BatchWaiter(Waiter):
         """End the batch: each item without a result gets ``BatchCancelled``. Called in the batch's event loop."""
         self._stop(lambda: BatchCancelled(f"the batch was cancelled before this item was done{why and ': '}{why}"))
 
+    def finish_started(self) -> None:
+        """Read no further items. The batch waits for the items that were sent; the others are dropped without a result."""
+        self._feed.ended = True
+        self._drop_unstarted()
+        self._end_if_done()
+
     def abandon(self) -> list[Task]:
         self._close_feeds()
         left = list(self._live)

@@ -161,6 +161,29 @@ async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_nex
         assert answers(await later.results(asked("good"))) == ["re: good"]
 
 
+async def test_many_bad_rows_among_good_ones_fail_alone(tmp_path: Path) -> None:
+    rows = [{"id": number, "prompt": None if number % 8 == 7 else f"row {number}"} for number in range(1024)]
+    async with worker(tmp_path, counting()) as run:
+        results = await run.results(rows)
+    assert sum(each.ok for each in results) == 896
+    assert all(each.is_kept for each in results)
+
+
+async def test_rows_of_a_model_whose_endpoint_is_down_are_left_to_the_next_run_and_others_are_answered(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        return unreachable() if sent.body["model"] == "down" else f"re: {sent.text}"
+
+    rows = [*asked("a", "b"), *({"model": "down", "prompt": f"row {number}"} for number in range(50))]
+    async with worker(tmp_path, Backend(script), timeout=5) as run:
+        for _ in range(2):  # the second time its rows are not sent
+            results = await run.results(rows)
+            assert [(each.ok, each.is_kept) for each in results] == [(True, True)] * 2 + [(False, False)] * 50
+            assert b"no line can be sent: " in results[-1].line
+        assert answers(await run.results(asked("c"))) == ["re: c"]
+    found = opened(tmp_path)
+    assert (found.done, found.failed, found.in_flight) == (3, 0, 0)
+
+
 async def test_a_row_that_hangs_fails_and_one_that_no_server_has_seen_is_left_to_the_next_run(tmp_path: Path) -> None:
     async def script(sent: Sent) -> Any:
         if sent.text != "hang":
@@ -190,13 +213,16 @@ def test_the_attempts_of_a_failed_line_say_whether_a_server_can_have_processed_i
         (late, "a:timeout", True),
         (other, "a:unreachable", False),
         (late, "a:unreachable a:timeout", False),
+        (late, "a:overloaded a:timeout", False),
+        (late, "a:overloaded a:timeout:30", True),
         (late, "a:unreachable b:timeout", True),
         (late, "a:timeout a:unreachable", True),
         (other, "a:unreachable a:transient", True),
         (other, "a:ok a:unreachable", True),
     ]
     for error, trail, processed in cases:
-        attempts = [AttemptRecord(each.partition(":")[0], each.partition(":")[2], 1.0) for each in trail.split()]
+        fields = [[*each.split(":"), "1"][:3] for each in trail.split()]
+        attempts = [AttemptRecord(endpoint, outcome, float(seconds)) for endpoint, outcome, seconds in fields]
         assert _was_processed(error, attempts) is processed, (error, trail)
 
 

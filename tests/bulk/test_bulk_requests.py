@@ -75,6 +75,7 @@ def test_numbers_of_a_plain_line_may_be_texts_as_in_a_csv_file() -> None:
     texts = {"max_tokens": "10", "n": "2.0", "temperature": ".5", "seed": "many", "user": "7", "presence_penalty": "nan"}
     numbers = {**texts, "max_tokens": 10, "n": 2, "temperature": 0.5}
     assert body_of({"prompt": "hi", "top_p": "", **texts}, model="m")[1] == {"model": "m", "messages": CHAT, **numbers}
+    assert body_of({"prompt": "hi", "seed": "9007199254740993"}, model="m")[1]["seed"] == 9007199254740993
 
 
 def test_a_template_makes_the_prompt_of_a_row_whose_other_columns_are_not_sent() -> None:

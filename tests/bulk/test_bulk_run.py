@@ -31,12 +31,12 @@ from bulk_fakes import (
 from scale import seeds
 
 from qreward import Hedge
-from qreward.bulk.batches import ALL_FAILED, ALL_REJECTED
+from qreward.bulk.batches import ALL_FAILED, ALL_REJECTED, MOST_BATCHES
 from qreward.bulk.inputs import digest_of
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun, run_bulk
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import AuthenticationFailed, ConfigError
+from qreward.errors import AuthenticationFailed, ConfigError, InvalidResponse
 from qreward.live.channel import Order, steer
 from qreward.scheduler.outcome import Failure, FailureKind
 
@@ -190,6 +190,86 @@ async def test_if_all_of_the_first_lines_fail_the_run_stops_and_says_how_to_go_o
     assert (report.done, report.failed, report.exit_code) == (2000, 0, 0)
 
 
+async def test_many_bad_lines_among_good_ones_fail_alone(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, [f"{{bad {number}" if number % 8 == 7 else line(number) for number in range(2000)])
+    report = await folder.run(Backend(), endpoint(slots=256))
+    assert (report.done, report.failed, report.sent, report.exit_code) == (2000, 250, 1750, 1)
+
+
+async def test_answers_that_a_server_withholds_do_not_stop_the_run(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return withheld if int(sent.text.split()[1]) >= 20 else f"re: {sent.text}"
+
+    withheld = Failure(FailureKind.REFUSED, InvalidResponse("finish_reason 'content_filter'", endpoint="a", status_code=200))
+    report = await Folder(tmp_path, lines(20 + 2 * ALL_FAILED)).run(Backend(script))
+    assert (report.done, report.failed, report.exit_code) == (20 + 2 * ALL_FAILED, 2 * ALL_FAILED, 1)
+
+
+async def test_lines_of_a_model_that_cannot_be_sent_are_left_to_the_next_run_and_those_of_other_models_are_sent(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return failure() if down and sent.body["model"] == "big" else f"re: {sent.text}"
+
+    big = [line(number, model="big") for number in range(3000)]
+    one_route, two = [endpoint(slots=64)], [endpoint("a", slots=64, models=[MODEL]), endpoint("b", models=["big"])]
+    for failure, count, endpoints, most in (
+        (unreachable, 1, two, 0),
+        (unreachable, 40, two, 0),
+        (unreachable, 3000, two, 0),  # more than a queue holds
+        (overloaded, 40, two, ALL_REJECTED),
+        (forbidden, 3000, one_route, ALL_FAILED + 64),
+    ):
+        case = failure.__name__, count
+        path = tmp_path / f"{failure.__name__}{count}"
+        path.mkdir()
+        rows = [*big[:count], *(line(number) for number in range(3000, 6000))]
+        down, folder = True, Folder(path, rows)
+        for run in (1, 2):
+            report = await folder.run(Backend(script), *endpoints, timeout=30)
+            assert (report.done - report.failed, report.exit_code, report.in_flight) == (3000, 75, 0), (case, run)
+            assert report.failed <= run * most, (case, run)
+            assert "model 'big': " in str(report.reason) or run == 2, case
+        down = False
+        report = await folder.run(Backend(script), *endpoints)
+        assert (report.done, report.failed, report.exit_code, report.sent_again) == (3000 + count, 0, 0, 0), case
+        assert len(answers(folder.output)) == 3000 + count, case
+
+
+async def test_lines_of_very_many_models_share_batches(tmp_path: Path) -> None:
+    found: list[BulkRun] = []
+    folder = Folder(tmp_path, [line(number, model=f"adapter-{number % 200}") for number in range(1000)])
+    report = await folder.run(Backend(), endpoint(slots=64), on_start=found.append)
+    assert (report.done, report.exit_code, len(found[0]._batches)) == (1000, 0, MOST_BATCHES + 1)
+
+
+async def test_a_budget_is_free_again_for_other_models_when_a_model_is_given_up(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return unreachable() if sent.body["model"] == "big" else f"re: {sent.text}"
+
+    rows = [line(number, model="big" if number < 1500 else MODEL, max_tokens=100) for number in range(1600)]
+    report = await Folder(tmp_path, rows).run(Backend(script), timeout=30, max_tokens=1_000_000)
+    assert (report.done, report.failed, report.exit_code) == (100, 0, 75)
+    assert "model 'big': no line can be sent: " in str(report.reason)
+
+
+async def test_lines_whose_model_a_key_may_not_use_stay_failed_when_all_have_failed_twice(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return forbidden() if sent.body["model"] == "big" else f"re: {sent.text}"
+
+    folder = Folder(tmp_path, [line(number, model="big" if number % 2 else MODEL) for number in range(500)])
+    exit_codes: list[int] = []
+    while not exit_codes or exit_codes[-1] == 75:
+        report = await folder.run(Backend(script))
+        exit_codes.append(report.exit_code)
+        assert (report.done - report.failed, len(exit_codes) < 5) == (250, True)
+    assert (report.failed, report.exit_code) == (250, 1)
+    report = await folder.run(Backend())
+    assert (report.failed >= 2 * ALL_FAILED, report.failed + report.sent) == (True, 250), "those that failed once are sent again"
+
+
 async def test_if_no_endpoint_serves_the_model_the_run_stops_before_it_has_read_everything(tmp_path: Path) -> None:
     folder = Folder(tmp_path, lines(3000))
     report = await folder.run(Backend(), endpoint(models=["other"]))
@@ -242,10 +322,10 @@ async def test_a_key_that_expires_stops_the_run_and_with_a_new_key_the_same_comm
 
     answered, folder, backend = 60, Folder(tmp_path, lines(2000)), Backend(script)
     await folder.run(backend, sample=10)
-    for done in (60, 60):
+    for number in (1, 2, 3):  # each run sends the lines of the one before again, and as many others
         report = await folder.run(backend)
-        assert (report.done - report.failed, report.exit_code) == (done, 75)
-        assert ALL_FAILED <= report.failed < ALL_FAILED + 16
+        assert (report.done - report.failed, report.exit_code) == (60, 75)
+        assert number * ALL_FAILED <= report.failed < number * (ALL_FAILED + 16)
         assert "have all failed; the last one: " in str(report.reason)
     answered = 10_000
     report = await folder.run(backend)
@@ -656,10 +736,11 @@ async def test_lines_that_a_server_always_rejects_do_not_keep_later_runs_from_th
 
 async def test_what_is_in_flight_when_a_run_stops_is_answered_although_copies_of_it_are_not_sent(tmp_path: Path) -> None:
     async def script(sent: Sent) -> Any:
-        await asyncio.sleep(3.0 if sent.text in ("item 60", "item 61") else 0.03)
+        await asyncio.sleep(9.0 if sent.text in ("item 60", "item 61") else 0.03)
         return f"re: {sent.text}"
 
-    folder = Folder(tmp_path, lines(4000))
-    report = await folder.run(Backend(script), endpoint("a"), endpoint("b"), client={"hedge": Hedge()}, deadline=1.0)
+    folder, backend, stop = Folder(tmp_path, lines(4000)), Backend(script), 0.3
+    report = await folder.run(backend, endpoint("a"), endpoint("b"), client={"hedge": Hedge()}, deadline=stop)
     assert 62 < report.sent < 4000
     assert (report.done, report.in_flight, report.failed) == (report.sent, 0, 0)
+    assert max(sent.at for sent in backend.sent) - backend.sent[0].at <= stop, "no copies"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, read, refused, unreachable
+from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, overloaded, read, refused, unreachable
 
 from qreward.bulk.batches import SCORING
 from qreward.bulk.inputs import digest_of
@@ -141,6 +141,37 @@ async def test_an_outage_fails_no_item_that_no_server_has_seen(tmp_path: Path) -
     down = False
     report = await folder.run(backend, scorer=judge, columns=COLUMNS)
     assert (report.exit_code, report.done, report.failed) == (0, 40, 0)
+
+
+async def test_in_an_outage_items_that_were_not_sent_do_not_wait_for_their_timeouts(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        if not down:
+            return await scores(sent)
+        await asyncio.sleep(1)
+        return overloaded()
+
+    down, folder = True, Folder(tmp_path, items(500))
+    report = await folder.run(Backend(script), scorer=judge_of(scale=(0, 9)), columns=COLUMNS, timeout=60)
+    assert (report.exit_code, report.done - report.failed, report.in_flight) == (75, 0, 0)
+    assert report.seconds <= 120
+    down = False
+    report = await folder.run(Backend(script), endpoint(slots=64), scorer=judge_of(scale=(0, 9)), columns=COLUMNS)
+    assert (report.exit_code, report.done, report.failed, report.sent_again) == (0, 500, 0, 0)
+
+
+async def test_lines_that_cost_nothing_do_not_count_in_the_mean_cost_of_a_line(tmp_path: Path) -> None:
+    async def run(most: int) -> Any:
+        options: dict[str, Any] = {"columns": COLUMNS, "max_tokens": most}
+        return await folder.run(Backend(scores), endpoint(slots=256), scorer=judge_of(scale=(0, 9)), **options)
+
+    for case, bad in (("none", 0), ("one", 1), ("many", 90)):
+        path = tmp_path / case
+        path.mkdir()
+        folder = Folder(path, [*(f"{{oops {number}" for number in range(bad)), *items(3000)])
+        report = await run(750)
+        assert (report.done - report.failed, report.tokens) == (50, 750), case
+        report = await run(1500)
+        assert (report.done - report.failed, report.tokens) == (100, 750), case
 
 
 async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

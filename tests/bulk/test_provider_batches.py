@@ -228,6 +228,13 @@ async def test_a_line_fails_when_its_attempts_are_used_up(tmp_path: Path) -> Non
     assert len(fake.service.batches) == 3
 
 
+async def test_many_lines_that_fail_in_a_batch_beside_others_do_not_stop_the_run(tmp_path: Path) -> None:
+    for status, share in ((404, 0.3), (403, 0.3), (500, 0.6)):  # a provider lists all failures of a batch one after another
+        fake = FakeProvider(service(failures={status: share}))
+        report = await run(fake, [chat(number) for number in range(500)], tmp_path / f"{status}.jsonl", client_of(endpoint(fake)))
+        assert (report.done, report.failed > 100 or status == 500, report.exit_code) == (500, True, 1), status
+
+
 async def test_each_line_of_a_batch_that_brings_nothing_has_an_error_of_its_own(tmp_path: Path) -> None:
     fake = FakeProvider(service(expires=1.0))
     await run(fake, [chat(number) for number in range(3)], tmp_path / "out.jsonl", client_of(endpoint(fake), retry={"attempts": 1}))

@@ -74,6 +74,9 @@ def test_an_unknown_option_is_refused_with_the_usage_of_its_command_and_the_clos
         said = capsys.readouterr().err
         assert said.startswith("usage: qreward run "), given
         assert f"qreward run: error: unknown option {given.partition('=')[0]!r}; {hint}" in said, given
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["run", "in.jsonl", "--output", "out.jsonl", "-"])
+    assert "unrecognized arguments: -\n" in capsys.readouterr().err, "standard input is no option"
 
 
 def test_without_a_command_the_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -358,7 +358,7 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     if is_table(given):
         how = "pass one column, such as df['prompt'], or its rows, such as df.to_dict('records')"
-        raise ConfigError(f"{name} must be a list of items, not a table ({type(given).__name__}), which gives the names of its columns; {how}")
+        raise ConfigError(f"{name} must be a list of items, not a table, which gives the names of its columns; {how}")
     return given
 
 

@@ -27,10 +27,10 @@ class ConfigWatcher:
     """Updates the settings of a function or a client when a file or the result of a callback changes.
 
     If any setting is invalid, or the file is missing or incomplete, nothing is changed, and the error is reported once, as a warning of the
-    logger ``qreward.schedule`` and to ``on_error``. Settings that could not be applied, for example because a list of addresses could not be
-    read, are tried again at each check. For a function, the source may set some of the parameters; one that it no longer sets
-    is reset to its value at the creation of the watcher. For a client, the source has the complete configuration. After a fork, a running
-    watcher also runs in the child process.
+    logger ``qreward.schedule`` and to ``on_error``. Settings that could not be applied, for example because a list of addresses could not
+    be read, are tried again at each check. For a function, the source may set some of the parameters; one that it no longer sets is reset
+    to its value at the creation of the watcher. For a client, the source has the complete configuration. After a fork, a running watcher
+    also runs in the child process.
 
     Args:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.

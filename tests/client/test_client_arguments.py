@@ -98,7 +98,7 @@ OF_BATCHES: list[tuple[str, Any, dict[str, Any], str]] = [
     *(("batch_chat_completion", [HI], {"on_result": value}, "on_result must be a plain function") for value in (7, async_callback)),
     *(("batch_chat_completion", items, {}, f"{LIST}.*{type(items).__name__}") for items in ("hi", b"hi", {"role": "user"}, None, 7)),
     ("batch_embeddings", "hi", {}, f"{LIST}.*str"),
-    *((f"batch_{method}", Table(), {}, r"not a table \(Table\).* pass one column") for method in ("score", "embeddings", "chat_completion")),
+    *((f"batch_{method}", Table(), {}, r"not a table,.* pass one column") for method in ("score", "embeddings", "moderation")),
     ("embeddings", [], {}, "input is empty"),
 ]
 

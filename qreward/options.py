@@ -356,7 +356,16 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
     """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``."""
     if type(given) is not list and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable)):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
+    if is_table(given):
+        how = "pass one column, such as df['prompt'], or its rows, such as df.to_dict('records')"
+        raise ConfigError(f"{name} must be a list of items, not a table, which gives the names of its columns; {how}")
     return given
+
+
+def is_table(given: object) -> bool:
+    """Return whether ``given`` is a table, such as one of pandas: iterating over it may give its columns, but its length is its rows."""
+    columns = getattr(given, "columns", None)
+    return columns is not None and not callable(columns)  # a result of SQLAlchemy gives rows, and has a method of this name
 
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:

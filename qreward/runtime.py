@@ -256,8 +256,7 @@ class Runtime:
             if mergers.get(place) is merger:
                 del mergers[place]
 
-        attempts, most_waiting = self._config.retry.attempts, self._config.max_queued
-        merger = RequestMerger(driver, pool, spec, tenant, self._list_limits, attempts=attempts, most_waiting=most_waiting, idle=remove)
+        merger = RequestMerger(driver, pool, spec, tenant, self._list_limits, config=lambda: self._config, idle=remove)
         mergers[place] = merger
         return merger
 

@@ -21,6 +21,7 @@ from qreward.batching.settings import BatchCounters, BatchSettings
 from qreward.callables import FunctionKind, kind_of, name_of
 from qreward.engine.background import SHARED
 from qreward.errors import ConfigError, QueueFull, RequestError, RequestTimeout
+from qreward.options import is_table
 
 _HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -86,8 +87,7 @@ def results_of(returned: Any, count: int) -> Sequence[Any]:
     """Return the results of a batch function as a sequence. Raises ``InvalidResponse`` if the number of results is not ``count``."""
     results = returned
     if type(returned) is not list and type(returned) is not tuple:
-        is_table = hasattr(returned, "columns")  # iteration over a table of pandas gives the names of its columns
-        if is_table or isinstance(returned, str | bytes | bytearray | Mapping | Set) or not hasattr(returned, "__len__"):
+        if isinstance(returned, str | bytes | bytearray | Mapping | Set) or is_table(returned) or not hasattr(returned, "__len__"):
             raise TypeError(f"the batch function must return a list with one result for each item, not a {type(returned).__name__}")
         results = list(returned)
     if len(results) != count:

@@ -23,6 +23,7 @@ from qreward.batching.settings import BatchRecord, QueueStats
 from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
 from qreward.codecs.error_body import one_line
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QueueFull
+from qreward.options import is_table
 
 __all__ = ["BatchAnswer", "Mode", "Query", "RewardBuffer", "ScoreResult", "SingletonAnswer"]
 
@@ -234,6 +235,8 @@ class RewardBuffer:
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
         """Score completions. Return the outcome of each completion, in order. Raises the same errors as ``add_query``."""
+        if isinstance(completions, str) or is_table(completions):
+            raise BadRequest(f"completions must be a list of texts, not a {type(completions).__name__}")
         count, most = len(completions), self._max_queue_size
         if metadata is not None and len(metadata) != count:
             raise BadRequest(f"there are {count} completions, but {len(metadata)} metadata; there must be one for each")

@@ -235,6 +235,7 @@ class BatchWaiter(Waiter):
         except BaseException as error:
             self._fail(error)
             self._drop_unstarted()
+            self._end_if_done()
             return False
         return True
 

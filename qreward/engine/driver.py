@@ -53,7 +53,7 @@ class SchedulerProtocol(Protocol):
 
     def submit(self, now: float, task: Any, /) -> None: ...
     def withdraw(self, now: float, tasks: list[Any], /) -> None: ...
-    def event(self, now: float, attempt: Any, outcome: Any) -> None: ...
+    def event(self, now: float, attempt: Any, outcome: Any, /) -> None: ...
     def tick(self, now: float, /) -> None: ...
     def next_wake(self) -> float | None: ...
 
@@ -497,7 +497,7 @@ class LoopDriver:
     def release(self) -> None:
         """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
         left = [task for waiter in list(self.waiters) for task in waiter.abandon()]
-        self.engine.apply(partial(self.engine.scheduler.withdraw, tasks=left))  # first, so that no task of this driver is sent again
+        self.engine.apply(lambda now: self.engine.scheduler.withdraw(now, left))  # first, so that no task of this driver is sent again
         if self.watch is not None:
             self.watch.withdrawn(left)
         for attempt in list(self._attempts):
@@ -508,7 +508,7 @@ class LoopDriver:
         begun = self._attempts.pop(attempt, False)
         if self.watch is not None and begun and not attempt.ended:
             self.watch.ended(attempt, CANCELLED)
-        self.engine.apply(partial(self.engine.scheduler.event, attempt=attempt, outcome=CANCELLED))
+        self.engine.apply(lambda now: self.engine.scheduler.event(now, attempt, CANCELLED))
 
     def _stop(self) -> None:
         self._stopped = True

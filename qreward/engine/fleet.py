@@ -215,11 +215,11 @@ class Fleet:
         """Replace endpoints and routes. If ``policies`` gives the old and the new configuration, replace the scheduler's policies too."""
         entries, registered = list(endpoints), list(routes)
         if (double := repeated(entry.name for entry in entries)) is None:
-            found, over = self._addresses.resolved(entries, registered)
+            found, over, lists = self._addresses.resolved(entries, registered)
             double = repeated(endpoint.name for endpoint in found)
         if double is not None:
             raise ConfigError(f"two endpoints are called {double!r}; give each its own name=")
-        self.entries, self.registered = entries, registered
+        self.entries, self.registered, self._addresses.lists = entries, registered, lists
         self._engine.apply(partial(self._replace, endpoints=found, routes=over, policies=policies))
         self._release_connections()
 
@@ -414,6 +414,8 @@ def look_up(base_url: str) -> list[str]:
     if "://" in place:
         with urllib.request.urlopen(place, timeout=LIST_TIMEOUT) as reply:  # noqa: S310 - the scheme was checked
             content = reply.read(LIST_BYTES + 1)
+            if reply.length and len(content) <= LIST_BYTES:
+                raise ValueError(f"the answer was cut off, {reply.length} bytes before its end")
     else:
         with Path(place).expanduser().open("rb") as file:
             content = file.read(LIST_BYTES + 1)
@@ -442,7 +444,7 @@ class AddressLists:
 
     def __init__(self, on_change: Callable[[], Callable[[], object] | None], clock: Callable[[], float] = monotonic) -> None:
         self._on_change, self._clock = on_change, clock
-        self._lists: dict[str, _List] = {}
+        self.lists: dict[str, _List] = {}  # those of the current entries, by name; replaced as a whole
         self.start_again()
 
     def start_again(self) -> None:
@@ -452,49 +454,54 @@ class AddressLists:
     def close(self) -> None:
         self._stopping.set()
 
-    def resolved(self, entries: Iterable[Endpoint], routes: Iterable[Route]) -> tuple[list[Endpoint], list[Route]]:
-        """Return endpoints and routes in which an entry with a list is replaced by its addresses. Raises ``ConfigError``."""
-        members = {entry.name: self.members(entry) for entry in entries}
-        self._lists = {name: known for name, known in self._lists.items() if name in members}
-        return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]
+    def resolved(self, entries: Iterable[Endpoint], routes: Iterable[Route]) -> tuple[list[Endpoint], list[Route], dict[str, _List]]:
+        """Return endpoints and routes in which an entry with a list is replaced by its addresses, and all ``lists`` that are then current.
+
+        Raises ``ConfigError`` if a new list cannot be read.
+        """
+        lists = {entry.name: self._list_of(entry) for entry in entries if entry.is_list}
+        members = {entry.name: lists[entry.name].endpoints if entry.is_list else (entry,) for entry in entries}
+        return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes], lists
 
     def follow(self) -> None:
-        if self._lists and self._thread is None:
+        if self.lists and self._thread is None:
             self._thread = threading.Thread(target=self._follow, args=[self._stopping], name="qreward-addresses", daemon=True)
             self._thread.start()
 
     def check(self) -> None:
         """Read the lists that are due. After a failure, the last list is kept, and a warning is logged once."""
-        for name, known in list(self._lists.items()):
+        for name, known in self.lists.items():
             if self._clock() < known.due or (changed := self._on_change()) is None:
                 continue
-            known.due, fault = self._clock() + known.entry.refresh, ""
+            known.due, before, fault = self._clock() + known.entry.refresh, known.endpoints, ""
             try:
-                endpoints = _read(known.entry, known.endpoints)
-                if endpoints != known.endpoints and self._lists.get(name) is known:
-                    self._lists[name] = _List(known.entry, endpoints, known.due)
+                endpoints = _read(known.entry, before)
+                if endpoints != before and self.lists.get(name) is known:
+                    known.endpoints = endpoints
                     changed()
-            except ConfigError as error:
-                self._lists[name], fault = known, str(error)
-            if fault and fault != known.fault:
-                LOG.warning("%s; its last %d addresses are kept", fault, len(known.endpoints))
+            except Exception as error:  # no error may end the thread
+                known.endpoints, fault = before, str(error)
+            if fault and fault != known.fault and self.lists.get(name) is known:
+                LOG.warning("%s; its last %d addresses are kept", fault, len(before))
             known.fault = fault
 
     def members(self, entry: Endpoint) -> tuple[Endpoint, ...]:
-        """Return the endpoints for which an entry stands. Raises ``ConfigError`` if it is a new list that cannot be read."""
-        if not entry.is_list:
-            return (entry,)
-        known = self._lists.get(entry.name)
-        if known is None or known.entry.base_url != entry.base_url:
-            known = _List(entry, _read(entry), self._clock() + entry.refresh)
-        elif known.entry is not entry:
-            known = _List(entry, tuple(_at(each.base_url, entry) for each in known.endpoints), self._clock() + entry.refresh)
-        self._lists[entry.name] = known
-        return known.endpoints
+        """Return the endpoints for which a current entry stands."""
+        return self.lists[entry.name].endpoints if entry.is_list else (entry,)
+
+    def _list_of(self, entry: Endpoint) -> _List:
+        known = self.lists.get(entry.name)
+        if known is not None and known.entry is entry:
+            return known
+        if known is not None and known.entry.base_url == entry.base_url:
+            endpoints = tuple(_at(each.base_url, entry) for each in known.endpoints)
+        else:
+            endpoints = _read(entry)
+        return _List(entry, endpoints, self._clock() + entry.refresh)
 
     def _follow(self, stopping: threading.Event) -> None:
         while self._on_change() is not None:
-            due = min((known.due for known in self._lists.values()), default=self._clock() + 1)
+            due = min((known.due for known in self.lists.values()), default=self._clock() + 1)
             if stopping.wait(max(0.01, due - self._clock())):
                 return
             self.check()
@@ -502,7 +509,7 @@ class AddressLists:
 
 def resolved(config: ClientConfig) -> ClientConfig:
     """Return a configuration in which each entry with a list is replaced by its addresses. Raises ``ConfigError``."""
-    endpoints, routes = AddressLists(lambda: None).resolved(config.endpoints, config.routes)
+    endpoints, routes, _ = AddressLists(lambda: None).resolved(config.endpoints, config.routes)
     return config.model_copy(update={"endpoints": tuple(endpoints), "routes": tuple(routes)})
 
 
@@ -518,8 +525,8 @@ def _read(entry: Endpoint, before: Iterable[Endpoint] = ()) -> tuple[Endpoint, .
     try:
         found = [Endpoint.from_content({"base_url": address}) for address in look_up(entry.base_url)]
         fault = "it holds another list; write the addresses of servers" if any(each.is_list for each in found) else "it is empty"
-    except (OSError, ValueError, ConfigError) as error:
-        found, fault = [], str(error)
+    except Exception as error:
+        found, fault = [], str(error) if isinstance(error, OSError | ValueError | ConfigError) else type(error).__name__
     if not found or any(each.is_list for each in found):
         raise ConfigError(f"endpoint {entry.name!r}: its list of addresses cannot be used: {fault}")
     return tuple(known.get(url) or _at(url, entry) for url in dict.fromkeys(each.base_url for each in found))

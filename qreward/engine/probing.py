@@ -51,6 +51,13 @@ class ProbingEngine(Engine[Scheduler]):
             for other in self.drivers()[:1]:
                 other.later(partial(self._probe_in, other))
 
+    def release_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Release what closed event loops held. If one of them made the probes, ``loop``, in which this is called, takes over."""
+        super().release_closed(loop)
+        driver = self.driver_in(loop)
+        if driver is not None and self._prober is not None and self._prober.loop.is_closed():
+            self._probe_in(driver)
+
     def _open_driver(self) -> LoopDriver:
         driver = super()._open_driver()
         self._probe_in(driver)

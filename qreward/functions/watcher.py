@@ -27,9 +27,10 @@ class ConfigWatcher:
     """Updates the settings of a function or a client when a file or the result of a callback changes.
 
     If any setting is invalid, or the file is missing or incomplete, nothing is changed, and the error is reported once, as a warning of the
-    logger ``qreward.schedule`` and to ``on_error``. For a function, the source may set some of the parameters; one that it no longer sets
-    is reset to its value at the creation of the watcher. For a client, the source has the complete configuration. After a fork, a running
-    watcher also runs in the child process.
+    logger ``qreward.schedule`` and to ``on_error``. Settings that could not be applied, for example because a list of addresses could not
+    be read, are tried again at each check. For a function, the source may set some of the parameters; one that it no longer sets is reset
+    to its value at the creation of the watcher. For a client, the source has the complete configuration. After a fork, a running watcher
+    also runs in the child process.
 
     Args:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
@@ -79,9 +80,10 @@ class ConfigWatcher:
         self._target, self._config = target, config if isinstance(config, ScheduleConfig) else None
         self._in_code = {} if self._config is None else self._config.snapshot()
         self._applied: frozenset[str] = frozenset()  # names of the parameters of a function that the source has set
-        self._settings: object = None  # the settings that were last applied, or could not be applied
+        self._settings: object = None  # the settings that were last applied
+        self._refused: Any = None  # the last settings of the source if they could not be applied, perhaps for a passing reason
         self._held: object = None  # the content of the file and its overlay when they were last read without an error
-        self._reported: str | None = None  # the error of the last check, if the settings could not be read
+        self._reported: str | None = None  # the error of the last check
         self._stopping = Event()
         self._thread: threading.Thread | None = None
         self._looking = threading.RLock()  # held during a check; reentrant, because a callback may call ``poll_once``
@@ -144,6 +146,9 @@ class ConfigWatcher:
                 changed = self._take_over(stopping)
             except Exception as error:
                 text = str(error) if isinstance(error, QRewardError) else f"{self._name}: {type(error).__name__}"
+                if text == self._reported:
+                    return False
+                self._reported = text
                 logger.warning("%s; nothing was changed", text)
                 if self._on_error is not None:
                     try:
@@ -151,23 +156,30 @@ class ConfigWatcher:
                     except Exception:
                         logger.exception("on_error of a ConfigWatcher raised")
                 return False
+            self._reported = None
         if changed:
             logger.info("%s: changed %s", self._name, ", ".join(sorted(changed)))
         return bool(changed)
 
     def _take_over(self, stopping: Event | None) -> frozenset[str]:
         """Apply the settings of the source if they have changed. Returns the names of the settings that were changed."""
-        reported = self._reported
-        try:
-            self._reported, settings = None, self._read()
-        except ConfigError as error:
-            self._reported = str(error)
-            if self._reported == reported:
-                return frozenset()
-            raise
-        if settings is None or same(settings, self._settings) or (stopping is not None and stopping.is_set()):
+        settings = self._read()
+        if settings is None:
+            settings = self._refused
+        if settings is None or (stopping is not None and stopping.is_set()):
             return frozenset()
+        self._refused = None
+        if same(settings, self._settings):
+            return frozenset()
+        try:
+            changed = self._apply(settings)
+        except Exception:
+            self._refused = settings
+            raise
         self._settings = settings
+        return changed
+
+    def _apply(self, settings: Any) -> frozenset[str]:
         try:
             if self._config is None:
                 return self._target.reload(settings)  # type: ignore[no-any-return]

@@ -81,7 +81,9 @@ class LeaseRenewer:
     def waiting(self, now: float) -> float:
         """Return the number of tasks that wait for the source, or inf if ``LOW`` or more tasks wait."""
         source, health = self.source, self.source.health
-        if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or (source.inflight and health.half_open):
+        if source.removed or source.paused or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW:
+            return 0
+        if source.inflight and health.half_open:
             return 0
         count = sum(len(pool.queue) for pool in source.pools)
         return inf if count >= LOW else count

@@ -28,6 +28,7 @@ from qreward.scheduler.why import queue_full_error, timeout_error
 from qreward.scoring import sizing
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import EndpointLimits, LearnedLimits
+from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Priority
 
 Class = tuple[int, bool]
@@ -130,8 +131,7 @@ class RequestMerger(Waiter):
         tenant: str | None,
         known: LearnedLimits,
         *,
-        attempts: int,  # failed attempts after which a merged request fails or is split
-        most_waiting: int | None,  # requests that may wait for the pool, including single items
+        config: Callable[[], ClientConfig],  # returns the current settings; its limit on waiting requests counts single items too
         idle: Callable[[], object],  # called when the merger has neither items nor batches left
     ) -> None:
         self.driver = driver
@@ -146,7 +146,7 @@ class RequestMerger(Waiter):
         self._sent_at = -inf  # when a merged request was last filled
         self.batches: dict[MergedBatchWaiter, None] = {}
         self.pool, self.tenant = pool, tenant
-        self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
+        self._config, self._idle = config, idle
         self._timer: TimerHandle | None = None
         self._timer_at = inf
         self._live: dict[MergedItem, None] = {}  # items that are not over
@@ -168,12 +168,12 @@ class RequestMerger(Waiter):
         merged. The time limit of a single item starts now, that of a batch item when it is sent."""
         engine, watch, (_, batch) = self.driver.engine, self.driver.watch, items[0].key
         full: QRewardError | None = None
-        if self._most_waiting is not None and not batch:
+        if (most := self._config().max_queued) is not None and not batch:
             with engine.lock:
                 queues = [queue for queue in self._collector.queues() if not queue.key[1]]
                 single = sum(len(queue.items) - (queue.key in self._unfilled) for queue in queues)
-                if single + self.pool.queue.waiting >= self._most_waiting:
-                    full = queue_full_error(engine.clock(), self.pool, self._most_waiting)
+                if single + self.pool.queue.waiting >= most:
+                    full = queue_full_error(engine.clock(), self.pool, most)
         if full is not None:
             self._rest_if_idle()
             raise full
@@ -424,7 +424,7 @@ class RequestMerger(Waiter):
                 item.detach()
                 share.endpoint = source.name
                 item.trail = [*(item.trail or ()), AttemptRecord(source.name, "transient", seconds, share.status_code, str(share))]
-                if self._attempts > 1:
+                if self._config().retry.attempts > 1:
                     item.last_error = share
                     again.append(item)
                     continue
@@ -436,8 +436,8 @@ class RequestMerger(Waiter):
 
     def _split(self, request: MergedRequest) -> None:
         """Send the items again in two halves. Repeated splits finally send an invalid item alone."""
-        items = request.left()
-        tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
+        items, attempts = request.left(), self._config().retry.attempts
+        tries = max(0, attempts - 2) if request.tries >= attempts else 0
         parts, served = halves(items), request.split is not None and request.split.others_served
         split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), served)
         for part in filter(None, parts):

@@ -214,4 +214,6 @@ async def test_a_completion_that_is_none_or_one_without_its_metadata_is_refused_
             await buffer.score(["a", missing])  # type: ignore[list-item]
         with pytest.raises(BadRequest, match="there are 2 completions, but 1 metadata"):
             await buffer.score(["a", "b"], [{}])
+        with pytest.raises(BadRequest, match="completions must be a list of texts, not a str"):
+            await buffer.score("42 is")
     assert scorer.batches == []

@@ -383,6 +383,6 @@ async def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_
 
     metadata = [{**given(number), "model": model} for number in range(4)]
     async with RewardBuffer(scorer) as buffer:
-        assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
+        assert rewards(await buffer.score([*"abcd"], metadata)) == [0.0, None, 2.0, 3.0]
     assert metadata == [{**given(number), "model": model} for number in range(4)]
     assert set(seen) == {(OrderedDict, Notes, True)}

@@ -80,12 +80,25 @@ async def async_callback(_: Any) -> None:
     pass
 
 
+class Table:
+    """As long as it has rows, but iterating gives the names of its columns."""
+
+    columns = ("prompt", "response")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return iter(self.columns)
+
+
 LIST = "must be a list, an iterator or an async iterator"
 OF_BATCHES: list[tuple[str, Any, dict[str, Any], str]] = [
     *(("batch_chat_completion", [HI], {"deadline": value}, "deadline must be a positive number of seconds") for value in (NAN, -1, "60")),
     *(("batch_chat_completion", [HI], {"on_result": value}, "on_result must be a plain function") for value in (7, async_callback)),
     *(("batch_chat_completion", items, {}, f"{LIST}.*{type(items).__name__}") for items in ("hi", b"hi", {"role": "user"}, None, 7)),
     ("batch_embeddings", "hi", {}, f"{LIST}.*str"),
+    *((f"batch_{method}", Table(), {}, r"not a table,.* pass one column") for method in ("score", "embeddings", "moderation")),
     ("embeddings", [], {}, "input is empty"),
 ]
 

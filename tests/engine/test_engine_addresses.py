@@ -9,8 +9,12 @@ import logging
 import pickle
 import socket
 import threading
+from contextlib import nullcontext
+from http.client import IncompleteRead
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from engine_tools import MODEL, client_of, now
@@ -55,7 +59,7 @@ def judges(url: str = DNS, **settings: Any) -> Endpoint:
 def look_again(client: QRewardClient) -> None:
     """Let all lists be due, and read them."""
     lists = runtime_of(client).addresses
-    for known in lists._lists.values():
+    for known in lists.lists.values():
         known.due = 0
     lists.check()
 
@@ -95,7 +99,7 @@ async def test_the_last_list_is_kept_with_one_warning_while_the_name_cannot_be_r
     names: Names, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with client_of(Servers(), [judges()]) as client:
-        for fault in (socket.gaierror(-2, "Name or service not known"), ()):
+        for fault in (socket.gaierror(-2, "Name or service not known"), (), IncompleteRead(b"http://10")):
             names.found = fault  # type: ignore[assignment]
             with caplog.at_level(logging.WARNING, "qreward"):
                 caplog.clear()
@@ -138,6 +142,44 @@ async def test_a_list_that_clashes_with_another_endpoint_is_not_applied(names: N
             look_again(client)
         assert "two endpoints are called '10.0.0.5:8000'" in caplog.text
         assert list(client.stats()) == ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.5:8000"]
+
+
+async def test_a_reload_that_is_refused_leaves_the_lists_that_are_read_again_as_they_were(tmp_path: Path, names: Names) -> None:
+    async with client_of(Servers(), [judges()]) as client:
+        (tmp_path / "others").write_text("http://b:1/v1")
+        with pytest.raises(ConfigError, match="two endpoints are called 'b:1'"):
+            client.reload(ClientConfig(endpoints=(Endpoint(f"list:{tmp_path / 'others'}"), Endpoint("http://b:1/v1"))))
+        names.found = ("10.0.0.9",)
+        look_again(client)
+        assert list(client.stats()) == ["10.0.0.9:8000"]
+
+
+async def test_a_list_that_replaces_another_while_that_one_is_read_in_vain_is_read_from_then_on(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client_of(Servers(), [judges()]) as client:
+
+        def hangs(*_: Any, **__: Any) -> Any:
+            monkeypatch.setattr(fleet.socket, "getaddrinfo", names)
+            client.reload(ClientConfig(endpoints=(judges("dns://others:8000/v1"),)))
+            raise TimeoutError
+
+        monkeypatch.setattr(fleet.socket, "getaddrinfo", hangs)
+        with caplog.at_level(logging.WARNING, "qreward"):
+            look_again(client)
+        assert caplog.messages == []
+        names.found = ("10.0.0.9",)
+        look_again(client)
+        assert list(client.stats()) == ["10.0.0.9:8000"]
+        assert names.asked[-1] == ("others", 8000)
+
+
+def test_an_answer_that_is_cut_off_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    for read, said in ((lambda _: b"http://a:1/v1", "was cut off, 9 bytes before"), (Mock(side_effect=IncompleteRead(b"")), "Incomplete")):
+        reply = nullcontext(SimpleNamespace(read=read, length=9))
+        monkeypatch.setattr(fleet.urllib.request, "urlopen", lambda *_, reply=reply, **__: reply)
+        with pytest.raises(ConfigError, match=f"endpoint 'judges': its list of addresses cannot be used: .*{said}"):
+            QRewardClient([judges("list:http://lists/judges")])
 
 
 def test_a_list_is_lines_or_json_in_a_file(tmp_path: Path) -> None:

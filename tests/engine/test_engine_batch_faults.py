@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import pytest
 from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers, now, on_virtual_time
 
 from qreward import BatchInterrupted, Endpoint, Limits, QRewardClient
@@ -131,6 +132,19 @@ async def test_a_batch_ends_whatever_its_input_or_callbacks_raise_and_other_call
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # is given the second error, where there are two
     wrong = [await case(name, kind, arguments) for kind in KINDS for name, arguments in faults(kind).items()]
     assert [line for line in wrong if line] == []
+
+
+async def test_a_batch_whose_on_result_raised_does_not_wait_for_more_input_when_its_other_items_have_not_begun() -> None:
+    async def items() -> AsyncIterator[Any]:
+        for item in (chat(1), chat(2), "no conversation"):
+            yield item
+        await asyncio.Event().wait()
+
+    async with client_of(FakeWire(), {"a": 1}) as client:
+        client.pause()
+        with pytest.raises(BatchInterrupted, match="ValueError: boom"):
+            await client.batch_chat_completion(items(), MODEL, on_result=raising(ValueError))
+        assert leftovers(client) == {}
 
 
 async def test_what_closing_an_input_raises_is_told_beside_the_first_error_and_does_not_undo_a_cancel() -> None:

@@ -184,6 +184,27 @@ def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ende
         idle.run(client.aclose())
 
 
+def test_a_loop_in_use_takes_the_probes_over_from_one_that_was_closed_without_shutting_down_its_generators() -> None:
+    wires: list[ProbedWire] = []
+
+    class Noted(ProbedWire):
+        def __init__(self) -> None:
+            super().__init__()
+            wires.append(self)
+
+    client = client_of(Noted, [endpoint("a", 1.0)], timeout=60)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as used:
+        used.run(ask(client))
+        closed = VirtualTimeLoop()
+        closed.run_until_complete(ask(client))
+        closed.close()
+        assert [len(each.looks) for each in wires] == [1, 1]
+        used.run(ask(client))
+        used.run(asyncio.sleep(60))
+        assert len(wires[0].looks) > 50
+        used.run(client.aclose())
+
+
 def test_the_scheduler_hears_once_that_a_source_was_lost_and_that_it_is_back() -> None:
     now, source = [0.0], make_source("a", Random(0), Limits())
     source.endpoint = endpoint("a", 1.0)

@@ -242,6 +242,26 @@ def test_the_warnings_on_the_file_of_a_client_come_again_only_if_the_file_or_its
     assert said == [1, 0, 1, 0, 1, 0]
 
 
+def test_settings_that_could_not_be_applied_are_tried_again_until_the_source_says_otherwise(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+    addresses = tmp_path / "judges"
+    plain, listed = ({"endpoints": [{"base_url": url, "name": "a"}]} for url in ("http://a/v1", f"list:{addresses}"))
+    client = QRewardClient.from_config(plain)
+    answers: list[Any] = [plain, listed, None, None, listed, plain, None, listed]
+    watcher = ConfigWatcher(client, callback=lambda: answers.pop(0), on_error=errors.append)
+    assert [watcher.poll_once() for _ in range(3)] == [False] * 3
+    addresses.write_text("http://b:1/v1")
+    assert watcher.poll_once()
+    assert list(client.stats()) == ["b:1"]
+    assert not watcher.poll_once()
+    assert watcher.poll_once()
+    addresses.unlink()
+    assert not watcher.poll_once()
+    assert not watcher.poll_once()
+    assert ["No such file" in str(error) for error in errors] == [True, True]
+    assert list(client.stats()) == ["a"]
+
+
 def test_a_client_may_be_given_mappings_or_configurations_by_a_callback() -> None:
     errors: list[Exception] = []
     client = QRewardClient(["http://a/v1"])

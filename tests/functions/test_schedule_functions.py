@@ -277,6 +277,27 @@ def test_a_call_goes_out_when_its_key_is_free_again_although_the_loop_that_was_t
     loop.close()
 
 
+def test_a_function_is_used_again_after_its_loop_was_closed_with_a_try_in_flight_and_a_call_that_waits() -> None:
+    @schedule(max_concurrency=1, retry_times=0)
+    async def score(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+    left = []
+    for _ in range(3):  # without ``shutdown_asyncgens``
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(asyncio.wait_for(score(0), 5)) == 0
+        left += [loop.create_task(score(60)), loop.create_task(score(0))]
+        loop.run_until_complete(asyncio.sleep(0))
+        assert score.stats().inflight == 1
+        loop.close()
+    assert asyncio.run(asyncio.wait_for(score(0), 5)) == 0
+    assert score.stats().inflight == 0
+    for task in left:
+        assert not task.done()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+
+
 def test_async_and_blocking_functions_share_a_pool_and_the_lowest_of_its_limits() -> None:
     counter = Counter()
 

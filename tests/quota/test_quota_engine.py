@@ -51,6 +51,20 @@ async def test_a_share_grows_when_another_has_nothing_more_to_do_and_shrinks_whe
 
 
 @shared
+async def test_a_client_that_is_paused_with_work_waiting_leaves_its_share_to_others_until_it_resumes(processes: Processes) -> None:
+    (one, first), (other, second) = processes.client(max_concurrency=8), processes.client(max_concurrency=8)
+    work = [busy(one), busy(other)]
+    await asyncio.sleep(5)
+    other.pause("a")
+    await asyncio.sleep(5)
+    assert (first.live["a"], second.live["a"], sharing(other)) == (8, 0, "idle")
+    other.resume("a")
+    await asyncio.sleep(3)
+    assert (first.live["a"], second.live["a"]) == (4, 4)
+    await stop(*work)
+
+
+@shared
 async def test_a_busy_client_renews_every_half_second_and_at_once_after_it_has_given_up_a_part(processes: Processes) -> None:
     (one, _), (other, _) = processes.client(max_concurrency=8), processes.client(max_concurrency=8)
     work = [busy(one)]

@@ -455,6 +455,7 @@ def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() ->
     assert [waiting(count) for count in (0, 1, LOW - 1, LOW, 10 * LOW)] == [0, 1, LOW - 1, inf, inf]
     obstacles: dict[str, Callable[[Source], object]] = {
         "removed": lambda source: setattr(source, "removed", True),
+        "paused": lambda source: setattr(source, "paused", "paused"),
         "marked unhealthy": lambda source: source.health.mark_unhealthy(),
         "cooling down": lambda source: source.cooldown.hold(0.0, RENEW + 0.1),
         "being probed": lambda source: (source.health.eject(-9.0, 1.0), source.health.sent(0.0, 1), setattr(source, "inflight", 1)),

@@ -246,6 +246,21 @@ async def test_more_single_items_than_may_wait_are_turned_away_by_themselves() -
         assert leftovers(client) == {}
 
 
+async def test_settings_of_a_reload_hold_for_items_that_share_requests_with_earlier_ones() -> None:
+    async def work(_: str, items: list[Any]) -> Any:
+        await asyncio.sleep(1)
+        return good(items, frozenset({"x 1"}))
+
+    async with client_of(ListBackend(work)) as client:
+        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
+        await asyncio.sleep(0.1)
+        client.reload(client.config.model_copy(update={"max_queued": 5, "retry": Retry(attempts=1)}))
+        found: list[Any] = await asyncio.gather(*(client.score(text, model=MODEL) for text in texts(8, 1)), return_exceptions=True)
+        assert [len(found[0].attempts), *found[1:5]] == [1, 2.0, 3.0, 4.0, 5.0]
+        assert [type(each) for each in found[5:]] == [QueueFull] * 3
+        assert await blocker == 0.0
+
+
 async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest_at_the_head_of_the_queue() -> None:
     async def work(name: str, items: list[Any]) -> Any:
         await asyncio.sleep(0.1)

@@ -26,6 +26,7 @@ from qreward.scoring import sizing
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.scoring.merger import MergedItem, MergedRequest, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
+from qreward.settings.client import ClientConfig
 from qreward.settings.policies import LoadBalanceStrategy
 
 
@@ -97,7 +98,7 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     driver: Any = SimpleNamespace(
         engine=engine, watch=None, waiters={}, loop=SimpleNamespace(call_soon=lambda _: None, is_closed=lambda: False)
     )
-    merger = RequestMerger(driver, pool, spec, None, LearnedLimits(), attempts=3, most_waiting=None, idle=lambda: None)
+    merger = RequestMerger(driver, pool, spec, None, LearnedLimits(), config=ClientConfig.model_construct, idle=lambda: None)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
         for index in range(3)

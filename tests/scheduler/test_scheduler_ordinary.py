@@ -273,6 +273,15 @@ def test_calls_that_are_made_together_wait_for_a_fast_server_that_will_answer_th
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
+def test_a_server_whose_capacity_is_exceeded_is_not_held_at_a_rate_because_its_rejects_ask_for_five_seconds() -> None:
+    """All slots in use: 2.3 and 7.5 s, and a wait. When the first reject set a rate, the batches took 22 and 53 s."""
+    cases: Cases = {
+        f"{items}": ([Server(cap=40, hint=5.0)], lambda fleet, items=items: fleet.batch([EQUAL] * items), most)  # type: ignore[misc]
+        for items, most in ((300, 10.0), (1000, 16.0))
+    }
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
+
+
 def test_a_dead_server_beside_one_that_fails_now_and_then_does_not_keep_what_failed_there() -> None:
     """When a retry waited for the next test of the dead server, a batch took up to 122 s, and lost 39 items.
 

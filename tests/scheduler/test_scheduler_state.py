@@ -238,8 +238,8 @@ def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_
         for sent in row[:4]:
             assert made.cooldown.pauses == 0, "the first three are stray"
             made.ended(60.0, sent)
-            made.rejected(60.0, sent, hint=2.0)
-        assert (made.tally.rejected, made.ready_at(60.0, slot=True)) == (4, 62.0)
+            made.rejected(60.0, sent, hint=1.0)
+        assert (made.tally.rejected, made.ready_at(60.0, slot=True)) == (4, 61.0)
         assert (made.rate() < 1.1) is adaptive, "about one a second was accepted"
 
 

@@ -8,9 +8,10 @@ are exact. A request delays the theoretical arrival time by the cost of the requ
 the theoretical arrival time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then
 wait until its cost is paid off.
 
-``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). Then it allows
-the rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes
-back the last raise. If stray rejects continue under the limit, no rate limit causes them, and the limit ends.
+``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). Of hints longer
+than a second it is the second one, because the first reject lowers the concurrency limit, which may be enough. Then it allows the rate at
+which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes back the
+last raise. If stray rejects continue under the limit, no rate limit causes them, and the limit ends.
 """
 
 from __future__ import annotations
@@ -119,6 +120,10 @@ CALM, NEXT = 20.0, 5.0
 """``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
 LATELY = 3.0
 """Seconds for which a reject shows that a source takes no more than it did, although no rate has been learned."""
+SHORT = 1.0
+"""Seconds. After the first reject that asks for a longer wait, only the concurrency limit is lowered. It may have been the cause, and a
+rate that is learned from the first second of a batch and a wait of five would hold a server at a ninth of its speed for a minute. Limits
+per second ask for no longer wait, and soon reject again."""
 EVIDENCE = 5
 """Least number of accepted requests for a rate to be learned."""
 
@@ -133,6 +138,7 @@ class LearnedRate:
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
         self._held_since = -inf  # when the limit was set, or last raised
         self._rejected_at = -inf  # when the latest request was sent that was rejected
+        self._suspected_until = inf  # until when the first wait of a reject lasts
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
@@ -175,6 +181,10 @@ class LearnedRate:
     def hinted(self, now: float, hint: float, *, stray: bool = False) -> None:
         """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once. ``stray`` ones start no limit."""
         if now - self._cut < 1.0 or not self._answered or (stray and self.limiter is None):
+            return
+        if self.limiter is None and hint > SHORT and now <= self._suspected_until:
+            if self._suspected_until == inf:
+                self._suspected_until, self._answered = now + hint, False
             return
         began = now if self._began is None else self._began
         span = float(SPAN) if now - began >= SPAN else now - began + (0.0 if stray else hint)

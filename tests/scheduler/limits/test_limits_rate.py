@@ -115,19 +115,29 @@ def busy(pace: LearnedRate, start: float, seconds: int, per_second: int) -> floa
     return start + seconds
 
 
-def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 120, 10)
-    pace.sent(now)
-    pace.rejected(now)
-    pace.hinted(now, 5.0)
-    assert pace.rate == pytest.approx(SHARE * 10, rel=0.03)
+def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute_but_of_long_ones_the_first_does_not() -> None:
+    for hint in (1.0, 5.0):
+        pace = LearnedRate()
+        now = busy(pace, 0.0, 120, 10)
+        pace.sent(now)
+        pace.rejected(now)
+        pace.hinted(now, hint)
+        if hint > 1.0:
+            assert pace.rate == inf, "the concurrency limit may be the cause"
+            pace.hinted(now + hint, hint)
+            assert pace.rate == inf, "of a request that was in flight"
+            now = busy(pace, now + hint, 60, 10)
+            pace.hinted(now, hint)
+        assert pace.rate == pytest.approx(SHARE * 10, rel=0.03), hint
 
 
 def test_a_young_source_counts_the_wait_that_it_asked_for_but_one_request_a_minute_is_the_least() -> None:
-    for requests, hint, rate in ((30, 29.5, SHARE * 30 / 30), (5, 3600.0, 1 / 60)):
+    for requests, hint, rate in ((30, 9.5, SHARE * 30 / 30), (5, 3600.0, 1 / 60)):
         pace = LearnedRate()
-        for _ in range(requests):
+        pace.sent(80.0)
+        pace.ok(80.1)
+        pace.hinted(80.1, 2.0)
+        for _ in range(requests - 1):
             pace.sent(100.0)
         pace.ok(100.4)
         pace.hinted(100.5, hint)
@@ -187,6 +197,10 @@ def test_stray_rejects_start_no_limit_and_end_one_that_does_not_stop_them() -> N
 def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
+    for later in range(0, 50, 5):
+        pace.hinted(now + later, 5.0)
+    assert pace.rate == inf
+    now = busy(pace, now + 50.0, 60, 10)
     for later in range(0, 50, 5):
         pace.hinted(now + later, 5.0)
     assert pace.rate == pytest.approx(SHARE * 10, rel=0.03), "one cut for the whole outage"

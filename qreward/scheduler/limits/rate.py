@@ -8,10 +8,10 @@ are exact. A request delays the theoretical arrival time by the cost of the requ
 the theoretical arrival time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then
 wait until its cost is paid off.
 
-``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). Of hints longer
-than a second it is the second one, because the first reject lowers the concurrency limit, which may be enough. Then it allows the rate at
-which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes back the
-last raise. If stray rejects continue under the limit, no rate limit causes them, and the limit ends.
+``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). If the hint is
+longer than a second, the second such reject counts, because the first lowers the concurrency limit, which may be enough. Then it allows the
+rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes
+back the last raise. If stray rejects continue under the limit, no rate limit causes them, and the limit ends.
 """
 
 from __future__ import annotations

@@ -212,11 +212,12 @@ class EarliestCompletion:
         if left == inf or not self._long:
             return 0.0
         known = [source for source in pool.sources if source.latency.mean and source.available_soon(now)]
-        rate = 0.0
+        rate = least = 0.0
         for source in sorted(known, key=lambda source: source.service.recent()):
+            expected = pool.common.expected(now, source.service)
             if not rate:
-                self._fastest = source
-            elif left / rate < BUSY * pool.common.expected(now, source.service):
+                self._fastest, least = source, expected
+            elif expected > SWAY * least and left / rate < BUSY * expected:
                 self._faster[source] = rate
             rate += source.rate() if source.learned is None else min(source.rate(), source.learned.shown(now))
         return left / rate if rate else 0.0

@@ -6,6 +6,7 @@ dying endpoint has begun as done. In reality both can only make a client slower,
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from fakes.lower_bound import lower_bound
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Phase
+from qreward.testing.text import digest_of
 
 Conversation = list[dict[str, str]]
 Endpoints = Sequence[FakeEndpoint]
@@ -28,11 +30,12 @@ QUESTION = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The fleet and the batch for all clients of one seed. ``bound`` is in seconds."""
+    """The fleet and the batch for all clients of one seed. ``bound`` and ``informed`` (see ``informed_pull``) are in seconds."""
 
     endpoints: Endpoints
     work: list[Conversation] = field(repr=False)
     bound: float
+    informed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,24 @@ class Fleet:
         """Return the endpoints, the batch and the bound of a seed. ``requests`` replaces the number of conversations."""
         work = conversations(requests or self.requests)
         endpoints = self.build(seed, work)
-        return Plan(endpoints, work, lower_bound(endpoints, work))
+        return Plan(endpoints, work, lower_bound(endpoints, work), informed_pull(endpoints, work))
+
+
+def informed_pull(endpoints: Endpoints, work: Sequence[Conversation]) -> float | None:
+    """Return the seconds that a client would need that knows all slots beforehand, but not how long an answer will be.
+
+    Each slot that is free takes the next conversation, those of the fastest endpoint first. None if the endpoints are not described by their
+    slots alone.
+    """
+    if any(each.max_concurrency is None or each.rpm or each.phases or each.faults != Faults() for each in endpoints):
+        return None
+    free = [(0.0, each.latency.per_token, slot, place) for place, each in enumerate(endpoints) for slot in range(each.max_concurrency or 0)]
+    heapq.heapify(free)
+    for messages in work:
+        now, per_token, slot, place = free[0]
+        latency = endpoints[place].latency
+        heapq.heapreplace(free, (now + latency.seconds(latency.draw(digest_of(messages))), per_token, slot, place))
+    return max(now for now, *_ in free)
 
 
 def conversations(count: int) -> list[Conversation]:

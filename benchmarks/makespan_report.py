@@ -52,6 +52,8 @@ def _fleet(run: dict[str, Any], name: str) -> str:
     title = f"#### Fleet `{name}`\n\n{run['fleets'][name]}."
     if measured:
         title += f" {measured[0]['requests']} conversations; bound {_spread([each['bound_s'] for each in measured], '{:.1f}')} s."
+        if informed := [each["informed_s"] / each["bound_s"] for each in measured if each.get("informed_s")]:
+            title += f" A client that knew all slots beforehand, but no lengths, would take {_spread(informed, '{:.2f}')} bounds."
     return f"{title}\n\n{table(HEAD, rows)}"
 
 

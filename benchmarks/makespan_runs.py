@@ -92,7 +92,7 @@ def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, in
             servers.reset()
             said = process.ask("go", cap * plan.bound + GRACE)
             seen = [servers.seen(name) for name in urls]
-    times = {"bound_s": plan.bound, "ratio": said["wall_s"] / plan.bound, "load_before": busy}
+    times = {"bound_s": plan.bound, "informed_s": plan.informed, "ratio": said["wall_s"] / plan.bound, "load_before": busy}
     return judged(said, plan.work) | counted(seen) | times
 
 

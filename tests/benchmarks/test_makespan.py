@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmark_tools import MACHINE, cells, quick, rewritten
 
-from qreward.testing import FakeEndpoint, Faults, echo_of
+from qreward.testing import FakeEndpoint, Faults, Latency, echo_of
 
 NO_CORES = (None, None)
 
@@ -91,6 +91,19 @@ def test_a_seed_changes_lengths_and_faults_and_repeats_itself_and_a_fleet_needs_
         plan = fleet.plan(seed=1)
         assert len(plan.work) == fleet.requests
         assert 8 < plan.bound < 12, fleet.name
+
+
+def test_a_client_that_knows_the_slots_needs_what_its_slots_need_one_after_the_other(module: Any) -> None:
+    fleets = module("makespan_fleets")
+    work = fleets.conversations(7)
+    ends = {
+        "a": FakeEndpoint("a", max_concurrency=2, latency=Latency(base=1.0)),
+        "b": FakeEndpoint("b", max_concurrency=1, latency=Latency(base=3.0)),
+    }
+    assert fleets.informed_pull([ends["a"]], work) == 4.0
+    assert fleets.informed_pull(list(ends.values()), work) == 3.0
+    assert fleets.informed_pull([ends["a"], FakeEndpoint("c", rpm=60)], work) is None
+    assert all(fleet.plan(seed=1).informed > fleet.plan(seed=1).bound for fleet in fleets.FLEETS if fleet.name == "uneven")
 
 
 # reporting

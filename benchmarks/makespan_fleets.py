@@ -64,8 +64,7 @@ class Fleet:
 def informed_pull(endpoints: Endpoints, work: Sequence[Conversation]) -> float | None:
     """Return the seconds that a client would need that knows all slots beforehand, but not how long an answer will be.
 
-    Each slot that is free takes the next conversation, those of the fastest endpoint first. None if the endpoints are not described by their
-    slots alone.
+    Each free slot takes the next conversation, those of the fastest endpoint first. None if the endpoints have other limits or faults.
     """
     if any(each.max_concurrency is None or each.rpm or each.phases or each.faults != Faults() for each in endpoints):
         return None

@@ -101,7 +101,8 @@ class ChatCodec(Codec):
         for choice in seen.choices:
             if choice.finish_reason != "stop":
                 self.check_ending(choice.finish_reason)
-        self.check_count(len(seen.choices), call.params)
+        if "n" in call.params:
+            self.check_count(len(seen.choices), call.params)
         ending = "stop" if first.finish_reason == "stop" else ending_of(first.finish_reason)
         if first.message is None and not is_failure(ending):
             raise Malformed("the answer has a choice without a message")

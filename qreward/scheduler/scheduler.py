@@ -401,8 +401,11 @@ class Scheduler:
     def _choose(self, now: float, task: Task, best: Source | None) -> Source | None:
         """Return the source that a task is sent to now, or None if it should wait. The balancer chooses, unless the task has failures."""
         if not (task.failures or task.unfit):
-            source = self._take_ready_source(now, task.pool, (), task)
-            if source is None or task.sent_at is not None or source.health.half_open or task.pool.allows_new(now, source, more=1):
+            pool = task.pool
+            source = self._take_ready_source(now, pool, (), task)
+            if source is None or len(pool.sources) == 1 or task.sent_at is not None or source.health.half_open:
+                return source
+            if pool.allows_new(now, source, more=1):
                 return source
             self._offer(now, source)
             return None

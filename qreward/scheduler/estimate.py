@@ -6,7 +6,8 @@ and the last items of a batch compare the seconds per token of the latest answer
     finish  = wait + tries * service
     service = pace * (overhead + tokens) * (1 + LOAD * inflight / capacity)
 
-``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``).
+``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``). What is away is
+              expected to stay away for as long as it has been away.
 ``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). With few
               sends, the share is pulled towards that of all sources of the pool. Each failure of the task itself at the source doubles
               the tries for this task (``Task.burden``).

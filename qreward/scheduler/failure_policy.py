@@ -42,7 +42,10 @@ RULES: dict[FailureKind, FailureRule] = {
 def rule_for(failure: Failure) -> FailureRule:
     """Return the rule of a failure. An endpoint's ``x-should-retry`` header says whether that endpoint may be asked again."""
     rule = RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
-    return rule._replace(other_source_only=rule.retryable) if failure.should_retry is False else rule
+    if failure.should_retry is not False:
+        return rule
+    hurts = rule.hurts_health and failure.kind is not FailureKind.TRANSIENT  # it says that the request is the cause
+    return rule._replace(other_source_only=rule.retryable, hurts_health=hurts)
 
 
 def backoff(base: float, cap: float, tries: int, rng: Random) -> float:

@@ -345,15 +345,16 @@ def test_an_endpoint_that_forbids_a_retry_is_not_asked_again_but_others_are() ->
     assert asked == dict.fromkeys(none, 1) | dict.fromkeys(one, 2) | dict.fromkeys(every, 3)
 
 
-def test_failures_count_against_a_source_that_forbids_retries_too() -> None:
-    driver = Driver({"a": 9, "b": 9})
-    driver.mark("b", down=True)
-    tasks = [driver.submit() for _ in range(9)]
-    driver.mark("b", down=False)
-    for task in tasks:
-        driver.fail(live(task), K.TRANSIENT, after=0.0, should_retry=False)
-    assert [driver.where(task) for task in tasks] == ["b"] * 9
-    assert not driver["a"].health.in_service
+def test_failures_count_against_a_source_that_forbids_retries_unless_it_says_that_the_request_is_the_cause() -> None:
+    for kind, in_service in ((K.TRANSIENT, True), (K.TIMEOUT, False), (K.UNREACHABLE, False)):
+        driver = Driver({"a": 9, "b": 9})
+        driver.mark("b", down=True)
+        tasks = [driver.submit() for _ in range(9)]
+        driver.mark("b", down=False)
+        for task in tasks:
+            driver.fail(live(task), kind, after=0.0, should_retry=False)
+        assert [driver.where(task) for task in tasks] == ["b"] * 9
+        assert driver["a"].health.in_service is in_service, kind
 
 
 def test_the_wait_has_full_jitter_below_a_longest_wait_that_doubles_up_to_the_cap() -> None:

@@ -169,10 +169,12 @@ class FailurePolicy:
             return 0.0, failure.error, None
         if rule.other_source_only:
             task.unfit = (*task.unfit, source)
+            task.tries += rule.charged
             task.refusals += failure.kind not in NO_REFUSAL and not isinstance(failure.error, AuthenticationFailed)
             pool, unfit = task.pool, task.unfit
             fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
-            return 0.0, None if fit and task.refusals < MOST_UNFIT else failure.error, None
+            again = fit and task.refusals < MOST_UNFIT and task.tries < self._retry.attempts
+            return 0.0, None if again else failure.error, None
         if not rule.charged:
             return 0.0, None, None
         if failure.kind is FailureKind.TIMEOUT:

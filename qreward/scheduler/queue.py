@@ -234,23 +234,21 @@ class Queue:
 
     # taking
 
-    def best(self, source: Source, now: float, *, allow_new: bool = True) -> tuple[float, int, Entry | None]:
+    def best(self, source: Source, now: float, *, patience: float = 0.0) -> tuple[float, int, Entry | None]:
         """Return the best entry for a source, after its sort key and its level; without an entry, the key is inf.
 
-        Without ``allow_new``, items that were never sent wait. Retries are taken nevertheless: this source may be the only one for them. Of
-        several pools, the one with the smallest key is served first.
+        With ``patience``, of the tasks that were never sent only single ones are taken that have waited for so many seconds. Retries are taken
+        nevertheless: this source may be the only one for them. Of several pools, the one with the smallest key is served first.
         """
         retried = self._retries.best(source, now) if self.again else {}
-        levels = self._levels if allow_new else {}
-        if retried:
-            levels = {**dict.fromkeys(retried, _NONE), **levels}
+        levels = {**dict.fromkeys(retried, _NONE), **self._levels} if retried else self._levels
         least, best, found = inf, LEVELS, None
         for level, tenants in levels.items():
             entry: Entry | None = None
             first = earliest = inf
             for tenant in tenants.values():
                 each = tenant.next()
-                if each is None:
+                if each is None or (patience and (isinstance(each, BatchFeed) or now - each.born < patience)):
                     continue
                 if entry is None:
                     entry, first = each, each.born
@@ -264,12 +262,12 @@ class Queue:
                 least, best, found = key, level, entry
         return least, best, found
 
-    def take(self, source: Source, now: float, *, allow_new: bool = True) -> tuple[Task, BatchFeed | None] | None:
+    def take(self, source: Source, now: float, *, patience: float = 0.0) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, or another task of the same line that suits the source better.
 
         A batch item that was never sent is returned with its batch. Returns None if there is no task.
         """
-        _, level, found = self.best(source, now, allow_new=allow_new)
+        _, level, found = self.best(source, now, patience=patience)
         if found is None:
             return None
         if isinstance(found, deque):

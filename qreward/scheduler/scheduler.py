@@ -405,7 +405,9 @@ class Scheduler:
             source = self._take_ready_source(now, pool, (), task)
             if source is None or len(pool.sources) == 1 or task.sent_at is not None or source.health.half_open:
                 return source
-            if pool.allows_new(now, source, more=1):
+            patience = pool.patience(now, source, more=1)
+            full = self._most_waiting is not None and pool.queue.waiting >= self._most_waiting
+            if not patience or full or now + patience <= task.deadline < now + 2.0 * patience:
                 return source
             self._offer(now, source)
             return None
@@ -468,7 +470,7 @@ class Scheduler:
             pool = pools[0] if len(pools) == 1 else min(pools, key=lambda pool: self._urgency(now, source, pool))
             if not pool.queue.entries:
                 break
-            taken = pool.queue.take(source, now, allow_new=pool.allows_new(now, source))
+            taken = pool.queue.take(source, now, patience=pool.patience(now, source))
             if taken is None:
                 return None
             task, feed = taken
@@ -481,7 +483,7 @@ class Scheduler:
 
     @staticmethod
     def _urgency(now: float, source: Source, pool: Pool) -> float:
-        return pool.queue.best(source, now, allow_new=pool.allows_new(now, source))[0] if pool.queue.entries else inf
+        return pool.queue.best(source, now, patience=pool.patience(now, source))[0] if pool.queue.entries else inf
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""

@@ -275,6 +275,8 @@ class Source:
         soon = now + SOON
         if not self.health.in_service or self.removed or self.paused or self.cooldown.opens_at >= soon:
             return False
+        if self.lease is not None and not self.lease.is_valid(now):
+            return False
         return not any(limit is not None and limit.ready_at > soon for limit in (self.requests, self.tokens))
 
     def rate(self, seconds: float | None = None) -> float:
@@ -322,8 +324,9 @@ class Source:
         seconds = self.answers_in(now, pool) * burden
         if seconds >= most:
             return seconds
-        cooldown = self.cooldown
-        away = max(self.health.since, cooldown.began_at) - (cooldown.since if self.down_since is None else self.down_since)
+        cooldown, away = self.cooldown, 0.0
+        if pool.is_alive():  # otherwise only tests can show which source is back first
+            away = max(self.health.since, cooldown.began_at) - (cooldown.since if self.down_since is None else self.down_since)
         wait = max(0.0, away, self.ready_at(now, slot=True) - now)  # it is expected to stay away for as long as it has been away
         full = self.inflight >= self.window.limit
         if wait or full:  # other retries wait for it as well

@@ -52,9 +52,9 @@ def queue(*entries: Task | BatchFeed) -> Queue:
     return made
 
 
-def order(waiting: Queue, source: Source = A, now: float = 0.0, *, allow_new: bool = True) -> list[Task]:
+def order(waiting: Queue, source: Source = A, now: float = 0.0, *, patience: float = 0.0) -> list[Task]:
     """All that a source would take, in order."""
     taken = []
-    while (entry := waiting.take(source, now, allow_new=allow_new)) is not None:
+    while (entry := waiting.take(source, now, patience=patience)) is not None:
         taken.append(entry[0])
     return taken

@@ -234,4 +234,4 @@ def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
     ending = all(feed.ended or feed.left is not None for feed in feeds)  # or there are only retries of its items
     if pool.due >= 0 and ending:
         return True
-    return not pool.allows_new(now, source)
+    return pool.patience(now, source) > 0

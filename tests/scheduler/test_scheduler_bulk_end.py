@@ -72,8 +72,8 @@ def test_a_bulk_of_unknown_length_or_of_which_much_is_to_be_read_is_for_all_sour
         feed.left = left
         feed.buffer.extend(driver.task() for _ in range(4))
         driver.pool.queue.put_feed(feed)
-        assert driver.pool.allows_new(driver.now, driver["slow"]) is takes, left
-        assert driver.pool.allows_new(driver.now, driver["quick"])
+        assert (not driver.pool.patience(driver.now, driver["slow"])) is takes, left
+        assert not driver.pool.patience(driver.now, driver["quick"])
 
 
 def test_what_was_sent_of_a_bulk_is_not_left() -> None:

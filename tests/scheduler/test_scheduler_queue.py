@@ -140,8 +140,8 @@ def test_a_source_that_leaves_new_tasks_to_others_takes_those_that_were_sent_bef
     for each in (item, single, again):
         waiting.put(each)
     assert (waiting.waiting, len(waiting)) == (2, 5), "items of batches are not counted as waiting"
-    assert order(waiting, now=1e6, allow_new=False) == [item, again]
-    assert waiting.best(A, 0.0, allow_new=False)[0] == float("inf")
+    assert order(waiting, now=1e6, patience=1e9) == [item, again]
+    assert waiting.best(A, 0.0, patience=1e9)[0] == float("inf")
     assert (waiting.waiting, len(waiting)) == (1, 3)
     assert order(waiting)[0] is single
     assert len(waiting) == 0
@@ -262,7 +262,7 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             gone.state = TaskState.DONE
             {"end": waiting.ended, "take back": waiting.take_back}[what](gone)
         elif what == "take":
-            entry = waiting.take(first, now, allow_new=bool(second))
+            entry = waiting.take(first, now, patience=0.0 if second else 1e9)
             if entry is None:
                 assert all(first in each.unfit for each in inside if second or each.sent_at is not None)
                 assert not (second and feeds)
@@ -280,7 +280,7 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             able = [each for each in inside if source not in each.unfit]
             again = [each for each in able if each.sent_at is not None]
             assert (waiting.best(source, now)[0] < float("inf")) == bool(able or feeds)
-            assert (waiting.best(source, now, allow_new=False)[0] < float("inf")) == bool(again)
+            assert (waiting.best(source, now, patience=1e9)[0] < float("inf")) == bool(again)
         assert waiting.again == sum(each.sent_at is not None for each in inside)
         assert waiting.waiting == len(inside)
         assert len(waiting) >= len(inside) + items

@@ -41,6 +41,8 @@ class Pool:
         self.live = 0  # tasks that have started and not ended
         self.ended = 0  # tasks that have ended, started or not
         self.answered_at = -inf  # when the latest answer of one of its sources came
+        self.submitted_at = -inf  # when the latest single task came
+        self.renewals = 0  # single tasks that came after an answer, and not together with others
         self.failing = 0  # tasks that have failed for the first time since then
         self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
@@ -155,8 +157,8 @@ class Pool:
     def patience(self, now: float, source: Source, more: int = 0) -> float:
         """Return the seconds for which a task must have waited before a source takes it, if it was never sent; 0 if any task may be taken.
 
-        A source that leaves tasks to faster ones takes a single task that has waited for as long as its answer would have taken, because then
-        the faster ones are late. ``more`` tasks are about to wait.
+        A source that leaves tasks to faster ones takes a single task that has waited for as long as its answer would have taken: the faster
+        ones are late. ``more`` tasks are about to wait.
         """
         if len(self.sources) == 1 or not self.balancer.by_speed or not self.earliest_completion.holds_back(now, source, self, more):
             return 0.0
@@ -176,6 +178,10 @@ REFRESH, SHARE = 0.1, 0.1
 is taken that passes between two evaluations."""
 LONGEST = 5.0
 """Largest number of seconds between two evaluations of the pool."""
+DECIDED, LOOPS = 8, 0.25
+"""After ``DECIDED`` tasks it is decided anew whether workers make their next call when one is answered: whether more than a share ``LOOPS``
+(0 to 1) of the calls came one by one, each after an answer. Then what waits never ends, so every slot counts: 64 such workers took 84 s, not
+65 s, when a slow endpoint left calls to a fast one (now 67 s; simulated). Calls that are made together come after one answer."""
 BUSY = 10.0
 """Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
 
@@ -196,6 +202,8 @@ class EarliestCompletion:
         self._faster: dict[Source, float] = {}  # source -> requests per second that the faster ones take
         self._fastest: Source | None = None  # the one that is expected to need the fewest seconds without load
         self._long = 0.0  # tokens of a long answer
+        self._loops = False  # single tasks come one by one as others are answered, so what waits never ends
+        self._counted = (0, 0)  # ended tasks and renewals of the pool when that was last decided
 
     def holds_back(self, now: float, source: Source, pool: Pool, more: int = 0) -> bool:
         """Return whether the source should leave the items that wait, and ``more`` others, to faster sources."""
@@ -203,13 +211,14 @@ class EarliestCompletion:
             drain = self._evaluate(now, pool)
             self.look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
         rate, fastest = self._faster.get(source), self._fastest
-        if rate is None or fastest is None:
+        single = more or pool.queue.waiting
+        if rate is None or fastest is None or (single and self._loops):
             return False
         elsewhere = sum(other.queue.waiting for other in fastest.pools if other is not pool)
         rest = (pool.queue.left() + more + elsewhere) / rate
         if source.answers_in(now, pool) > SWAY * (rest + fastest.answers_in(now, pool)):
             return True
-        if more or pool.queue.waiting:  # only the last items of a batch need to end together
+        if single:  # only the last items of a batch need to end together
             return False
         return self._long * source.service.recent() > SWAY * MARGIN * (rest + self._long * fastest.service.recent())
 
@@ -217,6 +226,9 @@ class EarliestCompletion:
         """Compare the sources. Returns the seconds until all items are taken; 0 if many items are left or too little is known."""
         pool.common.count(now)
         self._faster.clear()
+        ended, renewals = pool.ended - self._counted[0], pool.renewals - self._counted[1]
+        if ended >= DECIDED:
+            self._loops, self._counted = renewals > LOOPS * ended, (pool.ended, pool.renewals)
         left, lengths = pool.queue.left(), pool.common.lengths
         self._long = lengths.at(1 - LONG) or 0.0
         if left == inf or not self._long:

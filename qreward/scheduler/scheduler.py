@@ -102,6 +102,9 @@ class Scheduler:
 
     def submit(self, now: float, task: Task) -> None:
         """Accept a task that is not part of a batch. It is sent at once if a source has capacity."""
+        pool = task.pool
+        pool.renewals += pool.answered_at > pool.submitted_at
+        pool.submitted_at = now
         self._start(now, task)
         self._place(now, task)
 

@@ -273,6 +273,13 @@ def test_calls_that_are_made_together_wait_for_a_fast_server_that_will_answer_th
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
+def test_workers_that_make_the_next_call_when_one_is_answered_use_a_slow_server_too() -> None:
+    """What waits never ends. When calls waited for the fast server as in a step: 87 s."""
+    slots = [Server(base=2.4), Server(base=0.2, cap=4)]
+    cases: Cases = {"workers": (slots, lambda fleet: fleet.calls([EQUAL] * 2560, 64), 72.0)}
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
+
+
 def test_a_server_whose_capacity_is_exceeded_is_not_held_at_a_rate_because_its_rejects_ask_for_five_seconds() -> None:
     """All slots in use: 2.3 and 7.5 s, and a wait. When the first reject set a rate, the batches took 22 and 53 s."""
     cases: Cases = {

@@ -77,6 +77,18 @@ _TIED = (
     r"(?:(?:it|this|result|outcome|verdict) is|it['\u2019]s|call (?:it|this)|declare) (?:therefore |thus |clearly )?(?:an? )?(?:tie|draw)"
 )
 _LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
+_CHOSEN = (
+    r"(?:(?:^|[,:;\u2013\u2014] ?|\b(?:so|thus|therefore|hence|then|now|and|but|overall|(?:think|believe|say|conclude)(?: that)?) )(?:the|my) "
+    r"(?:(?:final|overall|clear|better|best|stronger|superior|preferred|preferable|winning|correct|right|more helpful) ?){0,3}"
+    r"(?:answer|response|assistant|option|one|winner|verdict|choice|pick|decision|preference|judge?ment|conclusion)?|"
+    r"\bi (?:would |now )?(?:choose|pick|prefer|favou?r|recommend))"
+)
+"""The subject of a conclusion on a pair. Other subjects, such as "the weaker answer", may name the loser."""
+_GOES_WITH = r"(?:^|\b(?:i|we|let)\b(?:(?!could|might)[^,.;:]){0,30}?\b)(?:go|going|went|side|stick) with"
+_DENIES = re.compile(
+    r"\b(?:(?:not|cannot|\w+n['\u2019]t)(?: be)? (?:true|said|say|think|believe|find|clear|the case)|i doubt) that [^,.;:]{0,20}$",
+    re.IGNORECASE,
+)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
@@ -214,12 +226,18 @@ class TextReader:
 
     def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""
-        return self._tie is not None and any(self._stated(made) != value for words in texts for made in self._made[-1].finditer(words))
+        return self._tie is not None and any(
+            self._stated(made) != value and not _DENIES.search(words, 0, made.start())
+            for words in texts
+            for made in self._made[-1].finditer(words)
+        )
 
     def _concludes_other(self, words: str, value: Any) -> bool:
         """Return whether a sentence after the verdict comes to another answer of a pair, such as "I would go with B", and to no other."""
         made = self._conclusion.search(words)
-        return made is not None and self._stated(made) != value and {*_LETTER.findall(words)} == {made["option"] or made["chosen"]}
+        if made is None or self._stated(made) == value or {*_LETTER.findall(words)} != {made["option"] or made["chosen"]}:
+            return False
+        return not _NEGATION.search(re.split("[,;:]", words[: made.end()])[-1])
 
     def _check_scale(self, *texts: str) -> None:
         """Raise :class:`Unreadable` if the words of a verdict, or the sentence before it, name another scale than that of the score. Other
@@ -305,7 +323,7 @@ class TextReader:
         rest = [words for words in after if _WORD.search(words) and not _COURTESY.fullmatch(words)]
         label = _REASON.match(rest[0]) if rest else None  # "My reason for the score:" revises nothing
         if label:
-            rest[0] = rest[0][label.end() :]
+            rest[0] = rest[0][label.end() :].lstrip()
         elif rest and not (in_form and _SUBJECT.search(rest[0])):
             return True
         text = "\n".join(rest)
@@ -345,7 +363,7 @@ class TextReader:
             self._made.append(
                 re.compile(rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{_TIED})(?![\w-])|{_BETTER}", re.IGNORECASE)
             )
-            settles = r"\b(?:is|(?:go|going|went|side|stick) with) (?:now |still |clearly |therefore )?"
+            settles = rf"(?:{_CHOSEN} is|{_GOES_WITH}) (?:now |still |clearly |therefore )?"
             self._conclusion = re.compile(
                 rf"^(?P<option>(?-i:[AB]))[.!]*$|{settles}{noun}(?P<chosen>(?-i:[AB]))(?= ?(?:[.!,;:]|$))", re.IGNORECASE
             )

@@ -22,10 +22,12 @@ from qreward.judge.parsing.text import (
     Sentence,
     any_word,
     choice_of,
+    is_level,
     number_of,
     plain_number,
     score_of,
     sentences,
+    spans_scale,
     spellings,
     vocabulary,
 )
@@ -37,6 +39,7 @@ _LEADS = re.compile(_LEAD, re.IGNORECASE)
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _ENDS = rf"(?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})"
 _RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?")
+_BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\bon an? $", re.IGNORECASE)
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS = (
@@ -78,7 +81,7 @@ _TIED = (
 )
 _LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
 _CHOSEN = (
-    r"(?:(?:^|[,:;\u2013\u2014] ?|\b(?:so|thus|therefore|hence|then|now|and|but|overall|(?:think|believe|say|conclude)(?: that)?) )(?:the|my) "
+    r"(?:(?:^|[,:;\u2013\u2014] ?|\b(?:so|thus|therefore|hence|and|but|overall|(?:think|believe|say|conclude)(?: that)?) )(?:the|my) "
     r"(?:(?:final|overall|clear|better|best|stronger|superior|preferred|preferable|winning|correct|right|more helpful) ?){0,3}"
     r"(?:answer|response|assistant|option|one|winner|verdict|choice|pick|decision|preference|judge?ment|conclusion)?|"
     r"\bi (?:would |now )?(?:choose|pick|prefer|favou?r|recommend))"
@@ -146,7 +149,8 @@ class TextReader:
         low, top = ("(?!)" if self._scale is None else re.escape(f"{end:g}") for end in self._scale or (0, 0))
         self._of_top = re.compile(rf" ?(?:/|out of) ?{top}(?!\w|\.\d)", re.IGNORECASE)
         self._ends = re.compile(
-            rf"(?<!\w)(?:{labels} ?[(\[]|scale(?: is)? ?[:(\[]? ?|{labels} (?=[^.,;:]{{1,16}}[:=\uff1a]? ?$)){_ENDS}", re.IGNORECASE
+            rf"(?<!\w)(?:{labels} ?[(\[]|(?P<scale>scale)(?: is)? ?[:(\[]? ?|{labels} (?=[^.,;:]{{1,16}}[:=\uff1a]? ?$)){_ENDS}",
+            re.IGNORECASE,
         )
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
@@ -193,7 +197,7 @@ class TextReader:
         ):
             raise Unreadable("The answer gives more than one verdict.")
         before, previous = match.string[: match.start()], found[place - 1].text if place else ""
-        self._check_scale(previous, before)
+        self._check_scale(before, previous)
         if self._prefers_other([before] if place - 1 in places else [previous, before], value):
             raise Unreadable("The words before the verdict prefer another answer.")
         of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not self._may_precede_a_box(before))
@@ -239,12 +243,18 @@ class TextReader:
             return False
         return not _NEGATION.search(re.split("[,;:]", words[: made.end()])[-1])
 
-    def _check_scale(self, *texts: str) -> None:
-        """Raise :class:`Unreadable` if the words of a verdict, or the sentence before it, name another scale than that of the score. Other
-        sentences may, because the judged text may be about a scale."""
-        for match in (match for words in texts for match in self._ends.finditer(words)) if self._options is None else ():
-            low, high = match["low"], float(match["high"])
-            if self._scale is None or high != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1}):
+    def _check_scale(self, before: str, previous: str = "") -> None:
+        """Raise :class:`Unreadable` if the words of a verdict, or the ``previous`` sentence, name another scale than that of the score. The
+        previous sentence must be about the judge's own score: the judged text may be about a scale, as any other sentence may."""
+        if self._options is not None:
+            return
+        of_rating = (_BEFORE_SCALE, PERSON, self._judging)
+        of_previous = self._ends.finditer(previous)
+        spans = [span for span in of_previous if any(words.search(previous[: span.start()]) for words in of_rating)]
+        for span in (*spans, *self._ends.finditer(before)):
+            low, high = float(span["low"] or 0), float(span["high"])
+            is_no_scale = not span["scale"] and (low > high or is_level(low, high, self._scale))  # low > high: "from 10 to 8"
+            if not is_no_scale and not spans_scale(low, high, self._scale):
                 raise Unreadable("The answer names another scale beside its score.")
 
     def _states_other(self, words: str, value: Any) -> bool:
@@ -270,7 +280,7 @@ class TextReader:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        self._check_scale(*(each.text for each in found[max(0, last - 1) : last]))
+        self._check_scale("", *(each.text for each in found[max(0, last - 1) : last]))
         if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         if self._may_be_revised([words for at, words in others if at > last], value):

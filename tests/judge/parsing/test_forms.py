@@ -114,6 +114,12 @@ def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
         ("7", "It shows how to rate a film on a scale of 1 to 20. All of it is right.\n\nRating: [[7]]"),
         ("7", "It scored 3 out of 20 tests.\nRating: [[7]]"),
         ("7", "I would consider a score of 7 to 8.\nRating: [[7]]"),
+        ("7", "Accuracy rating (1-5): 4\nStyle rating (1-5): 4\n\nRating: [[7]]"),
+        ("7", "I reduce the score from 9 to 7: [[7]]"),
+        ("7", "The rubric's Score (7-8) band fits: [[7]]"),
+        *(("7", f"It explains the {text} well.\nRating: [[7]]") for text in ("SAT score (400-1600)", "final score (3-1)", "pH scale 0-14")),
+        ("none", "It is rated on a scale of 1 to 20.\nRating: [[7]]"),
+        ("none", "My rating scale is 6 to 9.\nRating: [[7]]"),
     ]
     for low, top, expected in ((1, 20, "none"), (3, 10, "none"), (0, 10, "7"), (1, 10, "7")):
         span = f"{low}-{top}"

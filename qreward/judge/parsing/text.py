@@ -77,7 +77,7 @@ def spans_scale(low: float, high: float, scale: Scale | None) -> bool:
 
 def is_level(low: float, high: float, scale: Scale | None) -> bool:
     """Return whether a range is a small part of the scale, as a level of a rubric is, and no scale of its own."""
-    return scale is not None and max(1, scale[0]) < low <= high <= scale[1] and high - low < (scale[1] - scale[0]) / 2
+    return scale is not None and max(1, scale[0]) < low < high <= scale[1] and high - low < (scale[1] - scale[0]) / 2
 
 
 # Choices.

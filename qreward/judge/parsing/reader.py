@@ -22,10 +22,12 @@ from qreward.judge.parsing.text import (
     Sentence,
     any_word,
     choice_of,
+    is_level,
     number_of,
     plain_number,
     score_of,
     sentences,
+    spans_scale,
     spellings,
     vocabulary,
 )
@@ -37,6 +39,7 @@ _LEADS = re.compile(_LEAD, re.IGNORECASE)
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _ENDS = rf"(?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})"
 _RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?")
+_BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\bon an? $", re.IGNORECASE)
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS = (
@@ -77,6 +80,18 @@ _TIED = (
     r"(?:(?:it|this|result|outcome|verdict) is|it['\u2019]s|call (?:it|this)|declare) (?:therefore |thus |clearly )?(?:an? )?(?:tie|draw)"
 )
 _LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
+_CHOSEN = (
+    r"(?:(?:^|[,:;\u2013\u2014] ?|\b(?:so|thus|therefore|hence|and|but|overall|(?:think|believe|say|conclude)(?: that)?) )(?:the|my) "
+    r"(?:(?:final|overall|clear|better|best|stronger|superior|preferred|preferable|winning|correct|right|more helpful) ?){0,3}"
+    r"(?:answer|response|assistant|option|one|winner|verdict|choice|pick|decision|preference|judge?ment|conclusion)?|"
+    r"\bi (?:would |now )?(?:choose|pick|prefer|favou?r|recommend))"
+)
+"""The subject of a conclusion on a pair. Other subjects, such as "the weaker answer", may name the loser."""
+_GOES_WITH = r"(?:^|\b(?:i|we|let)\b(?:(?!could|might)[^,.;:]){0,30}?\b)(?:go|going|went|side|stick) with"
+_DENIES = re.compile(
+    r"\b(?:(?:not|cannot|\w+n['\u2019]t)(?: be)? (?:true|said|say|think|believe|find|clear|the case)|i doubt) that [^,.;:]{0,20}$",
+    re.IGNORECASE,
+)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
@@ -134,7 +149,8 @@ class TextReader:
         low, top = ("(?!)" if self._scale is None else re.escape(f"{end:g}") for end in self._scale or (0, 0))
         self._of_top = re.compile(rf" ?(?:/|out of) ?{top}(?!\w|\.\d)", re.IGNORECASE)
         self._ends = re.compile(
-            rf"(?<!\w)(?:{labels} ?[(\[]|scale(?: is)? ?[:(\[]? ?|{labels} (?=[^.,;:]{{1,16}}[:=\uff1a]? ?$)){_ENDS}", re.IGNORECASE
+            rf"(?<!\w)(?:{labels} ?[(\[]|(?P<scale>scale)(?: is)? ?[:(\[]? ?|{labels} (?=[^.,;:]{{1,16}}[:=\uff1a]? ?$)){_ENDS}",
+            re.IGNORECASE,
         )
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
@@ -181,7 +197,7 @@ class TextReader:
         ):
             raise Unreadable("The answer gives more than one verdict.")
         before, previous = match.string[: match.start()], found[place - 1].text if place else ""
-        self._check_scale(previous, before)
+        self._check_scale(before, previous)
         if self._prefers_other([before] if place - 1 in places else [previous, before], value):
             raise Unreadable("The words before the verdict prefer another answer.")
         of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not self._may_precede_a_box(before))
@@ -214,19 +230,31 @@ class TextReader:
 
     def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""
-        return self._tie is not None and any(self._stated(made) != value for words in texts for made in self._made[-1].finditer(words))
+        return self._tie is not None and any(
+            self._stated(made) != value and not _DENIES.search(words, 0, made.start())
+            for words in texts
+            for made in self._made[-1].finditer(words)
+        )
 
     def _concludes_other(self, words: str, value: Any) -> bool:
         """Return whether a sentence after the verdict comes to another answer of a pair, such as "I would go with B", and to no other."""
         made = self._conclusion.search(words)
-        return made is not None and self._stated(made) != value and {*_LETTER.findall(words)} == {made["option"] or made["chosen"]}
+        if made is None or self._stated(made) == value or {*_LETTER.findall(words)} != {made["option"] or made["chosen"]}:
+            return False
+        return not _NEGATION.search(re.split("[,;:]", words[: made.end()])[-1])
 
-    def _check_scale(self, *texts: str) -> None:
-        """Raise :class:`Unreadable` if the words of a verdict, or the sentence before it, name another scale than that of the score. Other
-        sentences may, because the judged text may be about a scale."""
-        for match in (match for words in texts for match in self._ends.finditer(words)) if self._options is None else ():
-            low, high = match["low"], float(match["high"])
-            if self._scale is None or high != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1}):
+    def _check_scale(self, before: str, previous: str = "") -> None:
+        """Raise :class:`Unreadable` if the words of a verdict, or the ``previous`` sentence, name another scale than that of the score. The
+        previous sentence must be about the judge's own score: the judged text may be about a scale, as any other sentence may."""
+        if self._options is not None:
+            return
+        of_rating = (_BEFORE_SCALE, PERSON, self._judging)
+        of_previous = self._ends.finditer(previous)
+        spans = [span for span in of_previous if any(words.search(previous[: span.start()]) for words in of_rating)]
+        for span in (*spans, *self._ends.finditer(before)):
+            low, high = float(span["low"] or 0), float(span["high"])
+            is_no_scale = not span["scale"] and (low > high or is_level(low, high, self._scale))  # low > high: "from 10 to 8"
+            if not is_no_scale and not spans_scale(low, high, self._scale):
                 raise Unreadable("The answer names another scale beside its score.")
 
     def _states_other(self, words: str, value: Any) -> bool:
@@ -252,7 +280,7 @@ class TextReader:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        self._check_scale(*(each.text for each in found[max(0, last - 1) : last]))
+        self._check_scale("", *(each.text for each in found[max(0, last - 1) : last]))
         if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         if self._may_be_revised([words for at, words in others if at > last], value):
@@ -305,7 +333,7 @@ class TextReader:
         rest = [words for words in after if _WORD.search(words) and not _COURTESY.fullmatch(words)]
         label = _REASON.match(rest[0]) if rest else None  # "My reason for the score:" revises nothing
         if label:
-            rest[0] = rest[0][label.end() :]
+            rest[0] = rest[0][label.end() :].lstrip()
         elif rest and not (in_form and _SUBJECT.search(rest[0])):
             return True
         text = "\n".join(rest)
@@ -345,7 +373,7 @@ class TextReader:
             self._made.append(
                 re.compile(rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{_TIED})(?![\w-])|{_BETTER}", re.IGNORECASE)
             )
-            settles = r"\b(?:is|(?:go|going|went|side|stick) with) (?:now |still |clearly |therefore )?"
+            settles = rf"(?:{_CHOSEN} is|{_GOES_WITH}) (?:now |still |clearly |therefore )?"
             self._conclusion = re.compile(
                 rf"^(?P<option>(?-i:[AB]))[.!]*$|{settles}{noun}(?P<chosen>(?-i:[AB]))(?= ?(?:[.!,;:]|$))", re.IGNORECASE
             )

@@ -70,6 +70,16 @@ def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
     return number
 
 
+def spans_scale(low: float, high: float, scale: Scale | None) -> bool:
+    """Return whether a range is the scale. It may begin at 0 or 1 too."""
+    return scale is not None and low in {scale[0], 0, 1} and high == scale[1]
+
+
+def is_level(low: float, high: float, scale: Scale | None) -> bool:
+    """Return whether a range is a small part of the scale, as a level of a rubric is, and no scale of its own."""
+    return scale is not None and max(1, scale[0]) < low < high <= scale[1] and high - low < (scale[1] - scale[0]) / 2
+
+
 # Choices.
 
 

@@ -114,6 +114,12 @@ def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
         ("7", "It shows how to rate a film on a scale of 1 to 20. All of it is right.\n\nRating: [[7]]"),
         ("7", "It scored 3 out of 20 tests.\nRating: [[7]]"),
         ("7", "I would consider a score of 7 to 8.\nRating: [[7]]"),
+        ("7", "Accuracy rating (1-5): 4\nStyle rating (1-5): 4\n\nRating: [[7]]"),
+        ("7", "I reduce the score from 9 to 7: [[7]]"),
+        ("7", "The rubric's Score (7-8) band fits: [[7]]"),
+        *(("7", f"It explains the {text} well.\nRating: [[7]]") for text in ("SAT score (400-1600)", "final score (3-1)", "pH scale 0-14")),
+        ("none", "It is rated on a scale of 1 to 20.\nRating: [[7]]"),
+        ("none", "My rating scale is 6 to 9.\nRating: [[7]]"),
     ]
     for low, top, expected in ((1, 20, "none"), (3, 10, "none"), (0, 10, "7"), (1, 10, "7")):
         span = f"{low}-{top}"
@@ -168,6 +174,10 @@ def test_a_verdict_on_a_pair_is_refused_if_the_words_beside_it_prefer_another_an
     cases = [("A" if side == "A" else "none", text.format(side), "[[A>>B]]") for text in sides for side in "AB"]
     ties = ["It is a tie: [[A]]", "My final verdict is tie: [[A>B]]", "[[A]]\n\nBoth are good, so it is a tie."]
     cases += [(side, f"[[A]]\nResponse {text}.", "[[A>>B]]") for side, text in (("A", "A beats B"), ("none", "B outperforms response A"))]
+    denied = ("It is not true that B gave the better answer", "It cannot be said that response B beats A", "I doubt that B is better")
+    cases += [("A", f"{text}. [[A]]", "[[A>>B]]") for text in denied]
+    kept = ("There is no doubt that B is better", "It is not true that both are good, so B is better")
+    cases += [("none", f"{text}. [[A]]", "[[A>>B]]") for text in kept]
     assert others([*cases, *(("none", text, "[[A]]") for text in ties)], "preference") == []
 
 
@@ -192,6 +202,13 @@ def test_reasons_may_follow_a_verdict_on_a_pair_and_nothing_that_revises_it() ->
         "Style: B\nAccuracy: A": True,
         "**Assistant A**\nIt is right.\n\n**Assistant B**\nIt is too short.": True,
         "B gave a better introduction, but A is right.": True,
+        **dict.fromkeys((f"The {loser} is B." for loser in ("weaker answer", "response with the error", "runner-up", "loser")), True),
+        "Reason: The incorrect answer is B.": True,
+        "Although many would go with B, it has errors in the answer.": True,
+        "I would not go with B, which is short.": True,
+        "It is not close: the winner is B.": False,
+        "Reason: The better answer is B.": False,
+        "I'd stick with B.": False,
         "I hope this helps!": True,
         "Assistant B is better.": False,
         "B ist besser.": False,

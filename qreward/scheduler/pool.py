@@ -180,8 +180,8 @@ LONGEST = 5.0
 """Largest number of seconds between two evaluations of the pool."""
 DECIDED, LOOPS = 8, 0.25
 """After ``DECIDED`` tasks it is decided anew whether workers make their next call when one is answered: whether more than a share ``LOOPS``
-(0 to 1) of the calls came one by one, each after an answer. Then what waits never ends, so every slot counts: 64 such workers took 84 s, not
-65 s, when a slow endpoint left calls to a fast one (now 67 s; simulated). Calls that are made together come after one answer."""
+(0 to 1) of the calls came one by one, each after an answer. Then what waits never ends, so every slot counts: 64 such workers took 84 s and
+not 65 s when a slow endpoint left calls to a fast one (now 67 s; simulated). Calls that are made together come after one answer."""
 BUSY = 10.0
 """Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
 

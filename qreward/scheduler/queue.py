@@ -237,7 +237,7 @@ class Queue:
     def best(self, source: Source, now: float, *, patience: float = 0.0) -> tuple[float, int, Entry | None]:
         """Return the best entry for a source, after its sort key and its level; without an entry, the key is inf.
 
-        With ``patience``, of the tasks that were never sent only single ones are taken, and only those that have waited for so many seconds.
+        With ``patience``, of the tasks that were never sent only single ones are taken that have waited for at least so many seconds.
         Retries are taken nevertheless: this source may be the only one for them. Of several pools, the one with the smallest key is served
         first.
         """

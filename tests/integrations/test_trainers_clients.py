@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_tools import PATIENCE
 from trainers_tools import REWARDER
 
 from qreward import ConfigError
@@ -100,6 +102,13 @@ def test_a_client_that_several_places_name_changes_when_all_of_them_do(tmp_path:
         rewarder(source, deadline=60)
     write(files[0], {"client": fleet("z"), **judge})
     assert (look(), names()) == (False, ["y"]), "settings in code do not change"
+
+
+def test_a_known_rewarder_is_there_while_another_one_is_made() -> None:
+    settings = {"client": fleet("a"), "judge": {"model": "judge-7b"}}
+    made = rewarder(settings, deadline=60)
+    with ThreadPoolExecutor(1) as thread, REWARDER._LOCK:  # as a thread that makes one holds it
+        assert thread.submit(rewarder, settings, deadline=60).result(PATIENCE) is made
 
 
 def test_settings_that_come_from_no_file_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,17 +329,23 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
         made.waiting = runtime_of(client).look.waiting_for
         return made
 
+    known = made_before(_MADE, (name, deadline), given)  # does not wait while another thread makes a rewarder
+    if known is not None:
+        return known
     with _LOCK:
         return made_once(_MADE, (name, deadline), given, make)
 
 
+def made_before(made: Mapping[Any, list[tuple[Any, T]]], text: Any, given: Any) -> T | None:
+    return next((result for known, result in made.get(text, ()) if same(known, given)), None)
+
+
 def made_once(made: dict[Any, list[tuple[Any, T]]], text: Any, given: Any, make: Callable[[], T]) -> T:
     """Return what was made of equal settings, or make it. Settings with the same ``text`` may differ: it shows no key and no function."""
-    for known, result in made.get(text, ()):
-        if same(known, given):
-            return result
-    result = make()
-    made.setdefault(text, []).append((given, result))
+    result = made_before(made, text, given)
+    if result is None:
+        result = make()
+        made.setdefault(text, []).append((given, result))
     return result
 
 

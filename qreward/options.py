@@ -363,9 +363,11 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
 
 
 def is_table(given: object) -> bool:
-    """Return whether ``given`` is a table, such as one of pandas: iterating over it may give its columns, but its length is its rows."""
-    columns = getattr(given, "columns", None)
-    return columns is not None and not callable(columns)  # a result of SQLAlchemy gives rows, and has a method of this name
+    """Return whether ``given`` is a table, such as one of pandas: iterating over it may give its columns, but its length is its rows.
+
+    Tables of pandas, polars and pyarrow have both attributes. Data sets that give rows may have one: those of Hugging Face a ``shape``.
+    """
+    return hasattr(given, "columns") and hasattr(given, "shape")
 
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:

@@ -161,7 +161,8 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
         if chosen:
             config = load_reward_config(settings)
             chosen["columns"] = {**config.columns, **chosen.get("columns", {})}
-            settings = RewardConfig(**dict(config) | chosen).at(config.place)
+            named: dict[str, Any] = {} if config.client_file is None else {"client": config.client_file}
+            settings = RewardConfig(**dict(config) | named | chosen).at(config.place)
         made = ADAPTER.rewarder(settings)
     if made.config.on_failure in ("default", "none"):
         refuse_old_trl(name)

@@ -42,6 +42,7 @@ RULES: dict[FailureKind, FailureRule] = {
 def rule_for(failure: Failure) -> FailureRule:
     """Return the rule of a failure. An endpoint's ``x-should-retry`` header says whether that endpoint may be asked again."""
     rule = RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
+    rule = rule if failure.hurts_health else rule._replace(hurts_health=False)
     if failure.should_retry is not False:
         return rule
     hurts = rule.hurts_health and failure.kind is not FailureKind.TRANSIENT  # it says that the request is the cause

@@ -81,6 +81,7 @@ class Failure:
     _: KW_ONLY
     retry_after: float | None = None  # seconds to wait as requested by the endpoint (``Retry-After``), or None
     should_retry: bool | None = None  # value of the endpoint's ``x-should-retry`` header, or None
+    hurts_health: bool = True  # False if the failure does not count against the health of the endpoint, whatever its kind
     misconfigured: bool = False  # the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
 

@@ -177,8 +177,8 @@ class EndpointConnection:
     """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
-        "_hidden", "_secrets", "endpoint", "ends_streams", "in_flight", "info", "name", "renamed", "root", "takes_stream_options",
-        "transport", "unended",
+        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "root", "takes_stream_options", "transport",
+        "unended",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -189,8 +189,7 @@ class EndpointConnection:
         self._secrets = secrets_of(endpoint)
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
-        self.ends_streams = False  # True after a stream that had a finish_reason
-        self.unended = 0  # number of streams, each begun after the one before, that ended with [DONE] alone
+        self.unended: dict[str, int] = {}  # model -> number of streams, each begun after the one before, that ended with [DONE] alone
         self.info: Load | None = None
         self.in_flight = 0
         root = server_root(endpoint.base_url)
@@ -324,9 +323,13 @@ DRAIN = 0.1
 """Maximum number of seconds to wait for the end of a body after ``[DONE]``. If the body ends in this time, its connection can be reused.
 The openai SDK waits equally long."""
 
-MOST_UNENDED = 3
-"""Number of streams one after the other that end with ``[DONE]`` alone, after which an endpoint that has never sent a ``finish_reason`` is
-taken to send none. Streams at the same time count once, because those that a gateway cuts and closes with ``[DONE]`` end first."""
+MOST_UNENDED = 2
+"""Number of streams one after the other that end with ``[DONE]`` alone, from which a server that has never sent a ``finish_reason`` for the
+model is taken to send none. Streams at the same time count once, because those that a gateway cuts and closes with ``[DONE]`` end first."""
+ENDS = -1
+"""Stands in ``unended`` for a model whose streams had a ``finish_reason``."""
+MOST_MODELS = 1000
+"""Maximum number of models in ``unended``. The number is bounded, because the names come from callers."""
 
 _OPTIONS = "stream_options"
 _DONE = b"[DONE]"
@@ -351,7 +354,7 @@ class ChatStream:
         self.on_close: Callable[[], object] | None = None
         self._body = body
         self._connection = connection
-        self._unended = unended  # the connection's, when the request was sent
+        self._unended = unended  # the connection's for this model, when the request was sent
         self._call = call
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
@@ -469,13 +472,16 @@ class ChatStream:
         if not assembly.count:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
         if any(assembly.endings()):
-            connection.ends_streams = True
+            self._learn(ENDS)
         if not (assembly.ended or not codec.failures if well else self._finished()):
             if self._done:
                 text = "[DONE] came without a finish_reason, so the answer may be cut; do not stream from a server that never sends one"
-                connection.unended = max(connection.unended, self._unended + 1)
-                never = self._unended >= MOST_UNENDED and not connection.ends_streams
-                return self._failure(Ignored(text) if never else Malformed(text), b"")
+                unended = connection.unended.get(self._call.model, 0)
+                if unended != ENDS:
+                    unended = self._learn(max(unended, self._unended + 1))
+                failure = self._failure(Ignored(text) if unended >= MOST_UNENDED else Malformed(text), b"")
+                failure.hurts_health = unended == ENDS  # it may be the way of this model, while the endpoint serves others well
+                return failure
             what = "too few choices" if assembly.ended else "no finish_reason"
             what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else what
             return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
@@ -490,6 +496,13 @@ class ChatStream:
             return Answer(assembly)
         return Answer(assembly, usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens)
 
+    def _learn(self, unended: int) -> int:
+        known, model = self._connection.unended, self._call.model
+        if model not in known and len(known) >= MOST_MODELS:
+            del known[next(iter(known))]
+        known[model] = unended
+        return unended
+
     def _finished(self) -> bool:
         return self._assembly.finished(count_of(self._call.params))
 
@@ -502,7 +515,7 @@ class ChatStream:
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
-    cap, unended = connection.endpoint.max_response_bytes, connection.unended
+    cap, unended = connection.endpoint.max_response_bytes, connection.unended.get(call.model, 0)
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in OTHER_BODY

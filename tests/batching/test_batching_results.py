@@ -38,7 +38,7 @@ async def test_a_list_of_another_length_is_an_error_for_every_caller() -> None:
 class Table:
     """As long as it has rows, but iterating gives the names of its columns, which may be as many."""
 
-    columns = "ab"
+    columns, shape = "ab", (2, 2)
 
     def __len__(self) -> int:
         return 2

@@ -10,6 +10,7 @@ from typing import Any
 from client_tools import HI, MODEL, Recorder, endpoint, use
 
 from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, Route
+from qreward.options import batch_items, is_table
 from qreward.results import BatchResult
 
 NAN, INF = float("nan"), float("inf")
@@ -83,7 +84,7 @@ async def async_callback(_: Any) -> None:
 class Table:
     """As long as it has rows, but iterating gives the names of its columns."""
 
-    columns = ("prompt", "response")
+    columns, shape = ("prompt", "response"), (3, 2)
 
     def __len__(self) -> int:
         return 3
@@ -101,6 +102,17 @@ OF_BATCHES: list[tuple[str, Any, dict[str, Any], str]] = [
     *((f"batch_{method}", Table(), {}, r"not a table,.* pass one column") for method in ("score", "embeddings", "moderation")),
     ("embeddings", [], {}, "input is empty"),
 ]
+
+
+def test_a_data_set_that_gives_rows_is_no_table_although_it_names_its_columns_or_has_their_shape() -> None:
+    for name, value in (("columns", ["text"]), ("shape", (2, 1))):  # data sets of Hugging Face have a shape
+        rows = type("Rows", (list,), {name: value})(["a", "b"])
+        assert batch_items("texts", rows) is rows
+    import pyarrow  # type: ignore[import-not-found,unused-ignore]
+
+    table = pyarrow.table({"text": ["a", "b"]})
+    assert is_table(table)
+    assert is_table(table.to_batches()[0])
 
 
 def test_a_wrong_input_deadline_or_callback_is_an_error_before_anything_is_sent() -> None:

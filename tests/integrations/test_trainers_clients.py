@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_tools import PATIENCE
 from trainers_tools import REWARDER
 
 from qreward import ConfigError
+from qreward.integrations import trl
+from qreward.integrations.trainers import RewardConfig
 from qreward.integrations.trainers.rewarder import close_all, rewarder, shared_client
 from qreward.runtime import runtime_of
 
@@ -100,6 +104,29 @@ def test_a_client_that_several_places_name_changes_when_all_of_them_do(tmp_path:
         rewarder(source, deadline=60)
     write(files[0], {"client": fleet("z"), **judge})
     assert (look(), names()) == (False, ["y"]), "settings in code do not change"
+
+
+def test_settings_in_code_that_name_the_file_of_their_client_take_over_its_changes(tmp_path: Path) -> None:
+    servers, file, judge = tmp_path / "servers.json", tmp_path / "reward.json", {"model": "judge-7b"}
+    in_code: dict[str, Any] = {"client": str(servers), "judge": judge}
+    write(file, {"client": "servers.json", "judge": judge})
+    for make in (
+        lambda: [rewarder(source, deadline=60) for source in (str(file), in_code)],
+        lambda: rewarder(RewardConfig(**in_code), deadline=60),
+        lambda: trl.reward(in_code, columns={"reference": "answer"}),
+    ):
+        write(servers, fleet("a"))
+        make()
+        write(servers, fleet("a", "b"))
+        assert (look(), names()) == (True, ["a", "b"])
+        close_all()
+
+
+def test_a_known_rewarder_is_there_while_another_one_is_made() -> None:
+    settings = {"client": fleet("a"), "judge": {"model": "judge-7b"}}
+    made = rewarder(settings, deadline=60)
+    with ThreadPoolExecutor(1) as thread, REWARDER._LOCK:  # as a thread that makes one holds it
+        assert thread.submit(rewarder, settings, deadline=60).result(PATIENCE) is made
 
 
 def test_settings_that_come_from_no_file_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_failures_that_are_not_the_fault_of_a_source_leave_it_in_service() -> No
         (K.UNSUITABLE, {"misconfigured": True}, False, False),
         (K.UNSUITABLE, {"misconfigured": True}, True, True),
         (K.TRANSIENT, {}, False, False),
+        (K.TRANSIENT, {"hurts_health": False}, False, True),
         (K.TIMEOUT, {}, False, False),
         (K.UNREACHABLE, {}, False, False),
         (K.UNREACHABLE, {}, True, False),

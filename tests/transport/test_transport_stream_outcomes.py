@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+from msgspec.structs import replace
 from openai.types.chat import ChatCompletion
 from shared_tools import PATIENCE, completion, each
 from stream_tools import (
@@ -87,8 +88,10 @@ def test_done_does_not_complete_an_answer_without_an_ending_or_with_fewer_choice
     assert "the stream ended before the answer did (too few choices)" in str(outcome.error)
 
 
-async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_never_sends_one() -> None:
-    async def kinds(*bodies: bytes, at_once: bool = False) -> list[FailureKind | None]:
+async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_never_sends_one_for_the_model() -> None:
+    """It counts against the health of an endpoint that has sent an ending for this model. Others may be served well."""
+
+    async def kinds(*bodies: bytes, models: str = "", at_once: bool = False) -> list[tuple[FailureKind, bool] | None]:
         left, barrier = list(bodies), asyncio.Barrier(len(bodies) if at_once else 1)
 
         async def script(_: Request, connection: Connection) -> None:
@@ -96,14 +99,15 @@ async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_nev
             await connection.send(sse(left.pop(0)))
 
         async with backend_to(script) as (_, endpoint, backend):
-            asked = (ask(backend, endpoint) for _ in bodies)
+            asked = (ask(backend, endpoint, replace(call(), model=model)) for model in models or "m" * len(bodies))
             found = await asyncio.gather(*asked) if at_once else [await one for one in asked]
-        return [outcome.kind if isinstance(outcome, Failure) else None for _, outcome in found]
+        return [(outcome.kind, outcome.hurts_health) if isinstance(outcome, Failure) else None for _, outcome in found]
 
-    cut, passing = said("yes") + DONE, FailureKind.TRANSIENT
-    assert await kinds(*[cut] * 5) == [passing] * 3 + [FailureKind.UNSUITABLE] * 2
+    cut, passing, never = said("yes") + DONE, (FailureKind.TRANSIENT, False), (FailureKind.UNSUITABLE, False)
+    assert await kinds(*[cut] * 3) == [passing, never, never]
     assert await kinds(*[cut] * 8, at_once=True) == [passing] * 8, "these end before whole answers that began at the same time"
-    assert await kinds(WHOLE, *[cut] * 5) == [None, *[passing] * 5], "this server sends endings"
+    assert await kinds(WHOLE, *[cut] * 5) == [None, *[(FailureKind.TRANSIENT, True)] * 5], "this server sends endings"
+    assert await kinds(WHOLE, *[cut] * 5, models="gbcbcb") == [None, passing, passing, never, never, never]
 
 
 def test_an_ending_that_means_a_cut_or_a_failure_stays_even_if_another_one_follows() -> None:

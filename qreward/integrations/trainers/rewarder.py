@@ -324,22 +324,28 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
 
     def make() -> Rewarder:
         config = load_reward_config(source)
-        client = shared_client(config.client, config.place)
+        client = shared_client(config.client, config.place, config.client_file)
         made = Rewarder(scorer_of(config, client), deadline, config)
         made.waiting = runtime_of(client).look.waiting_for
         return made
 
+    known = made_before(_MADE, (name, deadline), given)  # does not wait while another thread makes a rewarder
+    if known is not None:
+        return known
     with _LOCK:
         return made_once(_MADE, (name, deadline), given, make)
 
 
+def made_before(made: Mapping[Any, list[tuple[Any, T]]], text: Any, given: Any) -> T | None:
+    return next((result for known, result in made.get(text, ()) if same(known, given)), None)
+
+
 def made_once(made: dict[Any, list[tuple[Any, T]]], text: Any, given: Any, make: Callable[[], T]) -> T:
     """Return what was made of equal settings, or make it. Settings with the same ``text`` may differ: it shows no key and no function."""
-    for known, result in made.get(text, ()):
-        if same(known, given):
-            return result
-    result = make()
-    made.setdefault(text, []).append((given, result))
+    result = made_before(made, text, given)
+    if result is None:
+        result = make()
+        made.setdefault(text, []).append((given, result))
     return result
 
 
@@ -350,22 +356,25 @@ def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:
         return make_scorer(client, config.scorer, owns_client=False)
 
 
-def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:
+def shared_client(
+    config: ClientConfig | None = None, file: str | Path | None = None, client_file: str | Path | None = None
+) -> QRewardClient:
     """Return the client of this process for a configuration, which is created by the first call. The caller must not close it.
 
-    Changes of the ``file`` of an adapter that contains ``config`` are applied to the client. Without ``config``, the settings are those
-    that ``QRewardClient.from_env`` finds, and the file that ``QREWARD_CONFIG`` names is watched. If several files have these settings, a
-    change is applied when all of them have it.
+    Changes of the ``file`` of an adapter that contains or names ``config`` are applied to the client, or else those of the ``client_file``
+    that settings in code name. Without ``config``, the settings are those that ``QRewardClient.from_env`` finds, and the file that
+    ``QREWARD_CONFIG`` names is watched. If several files have these settings, a change is applied when all of them have it.
     """
-    wanted, named = (config_from_env(), os.environ.get(CONFIG_VARIABLE)) if config is None else (config, file)
-    path = Path(named).expanduser().absolute() if named else None
-    if path is not None and not path.is_file():  # the place of settings in code
-        path = None
+    wanted = config
+    if wanted is None:
+        wanted, file, client_file = config_from_env(), None, os.environ.get(CONFIG_VARIABLE)
+    paths = [Path(named).expanduser().absolute() if named else None for named in (file, client_file)]
+    of_adapter, of_client = (path if path is not None and path.is_file() else None for path in paths)  # or the place of settings in code
 
     def read() -> ClientConfig | None:
-        if path is None:
-            return wanted
-        return read_config(path)[0] if config is None else load_reward_config(path).client
+        if of_adapter is not None:
+            return load_reward_config(of_adapter).client
+        return wanted if of_client is None else read_config(of_client)[0]
 
     with _LOCK:
         for shared in _CLIENTS:
@@ -374,7 +383,7 @@ def shared_client(config: ClientConfig | None = None, file: str | Path | None = 
         else:
             shared = _Shared(QRewardClient.from_config(wanted))
             _CLIENTS.append(shared)
-        shared.add(path, read)
+        shared.add(of_adapter or of_client, read)
     return shared.client
 
 

@@ -72,6 +72,12 @@ class RewardConfig(Policy):
     rank: Literal["scores", "advantages"] | None = None
     verdicts: Accepting[VerdictsConfig | None, VerdictsConfig | Mapping[str, Any] | str | Path | None] = default(None)
     _place: str = PrivateAttr("configuration")
+    _client_file: str | Path | None = PrivateAttr(None)
+
+    @property
+    def client_file(self) -> str | Path | None:
+        """The file that these settings name as their ``client``."""
+        return self._client_file
 
     @property
     def place(self) -> str:
@@ -118,6 +124,14 @@ class RewardConfig(Policy):
     @classmethod
     def _from_a_file(cls, value: object) -> object:
         return load_config(value) if isinstance(value, str | Path) else value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_the_name_of_the_file(cls, value: Any, read: Callable[[Any], RewardConfig]) -> RewardConfig:
+        client, made = value.get("client") if isinstance(value, Mapping) else None, read(value)
+        if isinstance(client, str | Path):
+            BaseModel.__setattr__(made, "_client_file", client)
+        return made
 
     @model_validator(mode="after")
     def _one_scorer(self) -> RewardConfig:

@@ -157,12 +157,10 @@ class ScorerBatch:
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.most_waiting), Streak()
         self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
-        self._task: asyncio.Task[Any] | None = None  # that of ``run``
         self._entries: dict[int, Entry] = {}
         self._stats: Mapping[str, EndpointStats] = {}
 
     async def run(self) -> None:
-        self._task = asyncio.current_task()
         _SCORING_FOR.set(self)
         batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
         self._stats = batch.stats.endpoints
@@ -171,12 +169,9 @@ class ScorerBatch:
                 self._bulk.drop(self, entry)
 
     def stop(self) -> None:
-        """Give the scorer no further lines. It finishes the lines that it has; if the batch is given up, only those that it has sent."""
+        """Give the scorer no further lines. It finishes the lines that it has; a judge that is given up, only those that it has sent."""
         self.queue.close()
-        if not self._bulk.has_given_up(self) or self._task is None:
-            return
-        if not self._is_built_in:  # it is not known which items it has sent
-            self._task.cancel()
+        if not self._is_built_in or not self._bulk.has_given_up(self):  # of another scorer it is not known which items it has sent
             return
         for each in list(self._bulk.runtime.engine.driver().waiters):
             if isinstance(each, BatchWaiter) and each.context.get(_SCORING_FOR) is self:

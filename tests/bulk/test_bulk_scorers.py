@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, overloaded, read, refused, unreachable
+from bulk_fakes import MODEL, Backend, Folder, Sent, broken, endpoint, failures, overloaded, read, refused, unreachable
 
+from qreward import Retry
 from qreward.bulk.batches import SCORING
 from qreward.bulk.inputs import digest_of
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
-from qreward.judge import Judge, RewardModelScorer
+from qreward.judge import Cascade, Judge, RewardModelScorer
 from qreward.judge.config import JudgeConfig
 from qreward.judge.types import JudgeAnswer, Verdict
 from qreward.results import BatchResult, BatchStats, Result
@@ -157,6 +158,44 @@ async def test_in_an_outage_items_that_were_not_sent_do_not_wait_for_their_timeo
     down = False
     report = await folder.run(Backend(script), endpoint(slots=64), scorer=judge_of(scale=(0, 9)), columns=COLUMNS)
     assert (report.exit_code, report.done, report.failed, report.sent_again) == (0, 500, 0, 0)
+
+
+class Wrapped:
+    """A scorer of one's own that asks a judge."""
+
+    def __init__(self, client: Any) -> None:
+        self._judge = judge_of(scale=(0, 9))(client)
+
+    async def batch_score(self, entries: Any, **options: Any) -> BatchResult[Verdict]:
+        found: BatchResult[Verdict] = await self._judge.batch_score(entries, **options)
+        return found
+
+    async def aclose(self) -> None: ...
+
+
+def cascade_of(client: Any) -> Cascade:
+    """The first stage gives no confidence, so the second one scores every item."""
+    return Cascade([Judge(client, model=model, scale=(0, 9)) for model in (MODEL, "big")])
+
+
+async def test_a_cascade_or_a_scorer_of_ones_own_that_is_given_up_forgets_no_answer_that_it_has_paid_for(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        text = await scores(sent)
+        if asyncio.get_running_loop().time() >= until:
+            return text
+        return broken() if sent.body["model"] == "big" else unreachable() if scorer is Wrapped and "a0\n" in sent.text else text
+
+    places = [endpoint(name, slots=64, models=[model], price=(1e6, 0.0)) for name, model in (("a", MODEL), ("b", "big"))]
+    for scorer, seconds, failed in ((cascade_of, 120, 500), (Wrapped, 1.5, 0)):
+        path = tmp_path / scorer.__name__
+        path.mkdir()
+        until, folder = asyncio.get_running_loop().time() + seconds, Folder(path, items(500))
+        options: dict[str, Any] = {"scorer": scorer, "columns": COLUMNS, "timeout": 60, "client": {"retry": Retry(attempts=1)}}
+        report = await folder.run(Backend(script), *places, **options)
+        assert (report.exit_code, report.in_flight, report.failed) == (75, 0, failed), scorer
+        assert report.cost == 10.0 * sum(stats.answered for stats in report.endpoints.values()) > 0, scorer
+        again = await folder.run(Backend(script), *places, **options)
+        assert (again.done, again.sent, again.sent_again) == (500, 500 - report.done, 0), scorer
 
 
 async def test_lines_that_cost_nothing_do_not_count_in_the_mean_cost_of_a_line(tmp_path: Path) -> None:

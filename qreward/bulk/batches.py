@@ -37,7 +37,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.task import Attempt, TaskState
 
 WAITING = 1024
-"""Maximum number of lines in a queue. The input is not read further while a line waits for room in its queue."""
+"""Maximum number of lines in all queues of a run. The input is not read further while so many lines wait."""
 MOST_BATCHES = 64
 """Number of batches from which on the lines of further models share one batch per route."""
 ALL_FAILED = 100
@@ -70,16 +70,24 @@ def _all_failed(error: QRewardError) -> str:
 
 
 class LineQueue(asyncio.Queue["Entry | None"]):
-    """The lines that wait for one batch, which iterates over the queue. None ends it."""
+    """The lines that wait for one batch, which iterates over the queue. None ends it. A line that leaves the queue is released in ``room``,
+    which all queues of a run share."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        super().__init__()
+        self._room = room
 
     def close(self) -> list[Entry]:
         """End the batch, and return the lines that it has not taken."""
-        left = [self.get_nowait() for _ in range(self.qsize())]
+        left = [entry for _ in range(self.qsize()) if (entry := self.get_nowait()) is not None]
+        for _ in left:
+            self._room.release()
         self.put_nowait(None)
-        return [entry for entry in left if entry is not None]
+        return left
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
         while (entry := await self.get()) is not None:
+            self._room.release()
             yield entry
 
 
@@ -95,7 +103,7 @@ class ModelBatch(BatchWaiter):
     """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
     def __init__(self, run: LineRun, pool: Pool) -> None:
-        runtime, self.queue = run.runtime, LineQueue(run.most_waiting)
+        runtime, self.queue = run.runtime, LineQueue(run.room)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
         self._bulk, self.pool, self.streak = run, pool, Streak()
@@ -155,7 +163,7 @@ class ScorerBatch:
     pool = None
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
-        self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.most_waiting), Streak()
+        self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.room), Streak()
         self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
         self._entries: dict[int, Entry] = {}
         self._stats: Mapping[str, EndpointStats] = {}
@@ -206,8 +214,6 @@ class ScorerBatch:
 class LineRun:
     """A run that sends lines through batches, one per model, and records each line in a journal."""
 
-    most_waiting = WAITING
-
     def __init__(
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
     ) -> None:
@@ -218,6 +224,7 @@ class LineRun:
         self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self.has_read_all = False
+        self.room = asyncio.Semaphore(WAITING)  # for lines in queues
         self._settled = asyncio.Event()  # set when a reservation is settled
         self._meter: ProgressMeter | None = None
         self._sent = self._sent_again = 0

@@ -164,8 +164,6 @@ class JournalFolder:
 class KeyedRun(LineRun):
     """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 
-    most_waiting = 0  # any number: the caller waits for the results
-
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
         self._folder, reader = folder, RequestReader(settings, is_scored=scorer is not None)
         self._part, journal = folder.claim()
@@ -215,7 +213,7 @@ class KeyedRun(LineRun):
         if self.has_given_up(batch):
             self.left(batch, entry)
         else:
-            batch.queue.put_nowait(entry)
+            batch.queue.put_nowait(entry)  # any number: the caller waits for the results
         return future
 
     def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:

@@ -92,7 +92,7 @@ class Batch:
 class ProviderBatches:
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
-        self.queue = LineQueue(run.most_waiting)
+        self.queue = LineQueue(run.room)
         self._tallies = Tallies()
         self._apis: dict[tuple[str, str], BatchApi] = {}  # by endpoint and model
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled

@@ -122,10 +122,10 @@ class BulkRun(LineRun):
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
-                await batch.queue.put(None)
+                batch.queue.put_nowait(None)
 
     async def _take_line(self, line: InputLine, entry: Entry) -> None:
-        """Give a line to its batch, as soon as the budget and the batch's queue have room."""
+        """Give a line to its batch, as soon as the budget and the queues have room."""
         kind: Any = None
         reserved: Spent | None = NOTHING
         try:
@@ -148,9 +148,12 @@ class BulkRun(LineRun):
         entry.reserved = reserved
         self._taken += 1
         batch = self._batch_of(kind)
-        await batch.queue.put(entry)
-        if self.has_given_up(batch):  # while the queue was full
+        await self.room.acquire()
+        if self.has_given_up(batch):  # while there was no room
+            self.room.release()
             self.drop(batch, entry)
+        else:
+            batch.queue.put_nowait(entry)
 
     @property
     def _provider(self) -> ProviderBatches | None:

@@ -31,7 +31,7 @@ from bulk_fakes import (
 from scale import seeds
 
 from qreward import Hedge
-from qreward.bulk.batches import ALL_FAILED, ALL_REJECTED, MOST_BATCHES
+from qreward.bulk.batches import ALL_FAILED, ALL_REJECTED, MOST_BATCHES, WAITING
 from qreward.bulk.inputs import digest_of
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun, run_bulk
@@ -241,6 +241,14 @@ async def test_lines_of_very_many_models_share_batches(tmp_path: Path) -> None:
     folder = Folder(tmp_path, [line(number, model=f"adapter-{number % 200}") for number in range(1000)])
     report = await folder.run(Backend(), endpoint(slots=64), on_start=found.append)
     assert (report.done, report.exit_code, len(found[0]._batches)) == (1000, 0, MOST_BATCHES + 1)
+
+
+async def test_the_lines_that_are_read_ahead_are_limited_for_all_models_together(tmp_path: Path) -> None:
+    found: list[BulkRun] = []
+    folder = Folder(tmp_path, [line(number, model=f"adapter-{number % 20}") for number in range(4000)])
+    report = await folder.run(Backend(), endpoint(slots=64), on_start=found.append, deadline=0.5)
+    assert (report.sent, report.done) == (64, 64)
+    assert found[0]._taken < 2 * WAITING
 
 
 async def test_a_budget_is_free_again_for_other_models_when_a_model_is_given_up(tmp_path: Path) -> None:

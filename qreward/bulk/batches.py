@@ -12,7 +12,7 @@ from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of, is_free
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
-from qreward.engine.batch import BatchWaiter, ResultSettings
+from qreward.engine.batch import BatchWaiter, ResultSettings, Tallies
 from qreward.errors import (
     BadRequest,
     BatchCancelled,
@@ -48,7 +48,8 @@ ALL_REJECTED = 4
 A server may reject one line for ever; if that ended the batch, no later run could go on."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
-"""Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
+"""Maximum number of lines that a scorer has at once, and of a round of a cascade. These lines count as sent. If the run is killed, the next
+run may send them again."""
 
 
 def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
@@ -85,9 +86,17 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         self.put_nowait(None)
         return left
 
-    async def __aiter__(self) -> AsyncIterator[Entry]:
-        while (entry := await self.get()) is not None:
+    async def take(self) -> Entry | None:
+        """Wait for the next line. Returns None after the last one, however often it is called."""
+        entry = await self.get()
+        if entry is None:
+            self.put_nowait(None)
+        else:
             self._room.release()
+        return entry
+
+    async def __aiter__(self) -> AsyncIterator[Entry]:
+        while (entry := await self.take()) is not None:
             yield entry
 
 
@@ -106,7 +115,7 @@ class ModelBatch(BatchWaiter):
         runtime, self.queue = run.runtime, LineQueue(run.room)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
-        self._bulk, self.pool, self.streak = run, pool, Streak()
+        self._bulk, self.pool, self.streak, self._tallies = run, pool, Streak(), run.tallies
         self.execute = self._send
         self._entries: dict[int, Entry] = {}
 
@@ -150,9 +159,6 @@ class ModelBatch(BatchWaiter):
     def _on_line(self, result: Result[Any]) -> None:
         self._bulk.finish(self, self._entries.pop(result.index, None), result)
 
-    def endpoints(self) -> dict[str, EndpointStats]:
-        return self._tallies.stats()
-
 
 _SCORING_FOR: ContextVar[ScorerBatch | None] = ContextVar("_SCORING_FOR", default=None)
 
@@ -165,16 +171,19 @@ class ScorerBatch:
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.room), Streak()
         self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
+        self._next: Entry | None = None  # was taken from the queue, and not yet by the scorer
         self._entries: dict[int, Entry] = {}
-        self._stats: Mapping[str, EndpointStats] = {}
 
     async def run(self) -> None:
         _SCORING_FOR.set(self)
-        batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
-        self._stats = batch.stats.endpoints
-        if self._is_built_in and self._bulk.has_given_up(self):
-            for entry in self._entries.values():  # these were not sent
-                self._bulk.drop(self, entry)
+        while await self._peek() is not None and not self._bulk.has_ended(self):
+            batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
+            self._bulk.scored.append(batch.stats.endpoints)
+            if self._is_built_in and self._bulk.has_given_up(self):
+                for entry in self._entries.values():  # these were not sent
+                    self._bulk.drop(self, entry)
+            elif self._entries:
+                self._bulk.stop(f"the scorer has ended without a result for {len(self._entries)} of its items")
 
     def stop(self) -> None:
         """Give the scorer no further lines. It finishes the lines that it has; a judge that is given up, only those that it has sent."""
@@ -185,19 +194,29 @@ class ScorerBatch:
             if isinstance(each, BatchWaiter) and each.context.get(_SCORING_FOR) is self:
                 each.finish_started()
 
+    async def _peek(self) -> Entry | None:
+        """Return the next line, or None after the last one."""
+        self._next = self._next or await self.queue.take()
+        return self._next
+
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the lines. A scorer that is not built in may need all items of its batch before it has results, as a cascade does. So it
+        gets the lines in rounds. A round ends where the next line would wait for a result."""
         index = 0
-        async for entry in self.queue:
+        while (entry := await self._peek()) is not None:
             while len(self._entries) >= SCORING or not self._bulk.affords(1 + len(self._entries)):
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
+                if not self._is_built_in or not self._entries:
                     return
                 await self._bulk.next_result()
             if self._bulk.has_ended(self) or not await self._bulk.start(entry):
                 return
-            self._entries[index] = entry
+            self._next, self._entries[index] = None, entry
             index += 1
             yield entry.content
+            if not self._is_built_in and self._entries and self._bulk.has_read_all and self.queue.empty():
+                return
 
     def _on_line(self, result: Result[Verdict]) -> None:
         try:
@@ -206,9 +225,6 @@ class ScorerBatch:
         except InvalidResponse as error:
             result = Result(result.index, None, error, result.endpoint, 0.0, result.queued, result.attempts)
         self._bulk.finish(self, self._entries.pop(result.index, None), result)
-
-    def endpoints(self) -> Mapping[str, EndpointStats]:
-        return self._stats
 
 
 class LineRun:
@@ -227,6 +243,8 @@ class LineRun:
         self.room = asyncio.Semaphore(WAITING)  # for lines in queues
         self._settled = asyncio.Event()  # set when a reservation is settled
         self._meter: ProgressMeter | None = None
+        self.tallies = Tallies()  # of all lines without a scorer
+        self.scored: list[Mapping[str, EndpointStats]] = []  # the statistics of a scorer
         self._sent = self._sent_again = 0
         self._batches: dict[Any, Any] = {}  # by pool and model, None for the scorer, the class of provider batches
         self._given_up: dict[Any, str] = {}  # batch -> the reason for which its other lines are left to the next run

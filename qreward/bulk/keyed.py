@@ -168,6 +168,7 @@ class KeyedRun(LineRun):
         self._folder, reader = folder, RequestReader(settings, is_scored=scorer is not None)
         self._part, journal = folder.claim()
         super().__init__(runtime, journal, settings, reader, scorer, folder.done)
+        self.has_read_all = True  # the caller waits for the results, perhaps before it reads on
         self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by key
         self._reading = asyncio.Lock()
         self._error: QRewardError | None = None

@@ -21,7 +21,7 @@ from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import AnyScorer, described, unblocked
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Explanation, dollars, merged_stats
+from qreward.results import Explanation, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
@@ -259,10 +259,7 @@ class BulkRun(LineRun):
 
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal, prices = self._journal, self.runtime.prices
-        endpoints: dict[str, EndpointStats] = {}
-        for batch in self._batches.values():
-            for name, stats in batch.endpoints().items():
-                endpoints[name] = merged_stats(endpoints[name], stats) if name in endpoints else stats
+        endpoints = merged_stats([self.tallies.stats(), *self.scored])
         prompt, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in ("prompt_tokens", "cached_tokens"))
         cost = (self.budget.spent - journal.spent_before).cost
         if self._scorer is not None:

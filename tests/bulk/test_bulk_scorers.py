@@ -13,6 +13,7 @@ import pytest
 from bulk_fakes import MODEL, Backend, Folder, Sent, broken, endpoint, failures, overloaded, read, refused, unreachable
 
 from qreward import Retry
+from qreward.bulk import batches
 from qreward.bulk.batches import SCORING
 from qreward.bulk.inputs import digest_of
 from qreward.engine.batch import BatchWaiter
@@ -196,6 +197,29 @@ async def test_a_cascade_or_a_scorer_of_ones_own_that_is_given_up_forgets_no_ans
         assert report.cost == 10.0 * sum(stats.answered for stats in report.endpoints.values()) > 0, scorer
         again = await folder.run(Backend(script), *places, **options)
         assert (again.done, again.sent, again.sent_again) == (500, 500 - report.done, 0), scorer
+
+
+async def test_a_cascade_that_is_sure_of_nothing_before_its_last_stage_gets_the_lines_in_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "SCORING", 50)
+    for name, most, done in (("no limit", None, 120), ("high limit", 10_000, 120), ("low limit", 1500, 50)):
+        (tmp_path / name).mkdir()
+        folder = Folder(tmp_path / name, items(120))
+        report = await folder.run(Backend(scores), endpoint(slots=64), scorer=cascade_of, columns=COLUMNS, max_tokens=most)
+        assert (report.done, report.failed, report.tokens) == (done, 0, 30 * done), name
+        assert report.exit_code == (0 if done == 120 else 75), name
+        assert report.seconds < 12, name
+
+
+async def test_a_scorer_that_forgets_items_stops_the_run(tmp_path: Path) -> None:
+    class Forgetful(Lengths):
+        async def batch_score(self, entries: Any, *, on_result: Any, **options: Any) -> BatchResult[Verdict]:
+            return await super().batch_score(entries, on_result=lambda result: result.index % 2 or on_result(result), **options)
+
+    report = await Folder(tmp_path, items(12)).run(Backend(), scorer=lambda _: Forgetful(), columns=COLUMNS)
+    assert (report.done, report.in_flight, report.exit_code) == (6, 6, 75)
+    assert "the scorer has ended without a result for 6 of its items" in str(report.reason)
 
 
 async def test_lines_that_cost_nothing_do_not_count_in_the_mean_cost_of_a_line(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ whose content is at fault do not count, but the run stops if so many have failed
 ALL_REJECTED = 4
 """Number of lines of a batch that fail one after another, because servers rejected them until their timeouts, before the batch is given up.
 A server may reject one line for ever; if that ended the batch, no later run could go on."""
+ALL_AGAIN = 2 * ALL_REJECTED
+"""The same number for lines that had failed in an earlier run too. If they end the batch, the first ``ALL_REJECTED`` of them stay failed,
+so that they do not end it in every run."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once, and of a round of a cascade. These lines count as sent. If the run is killed, the next
@@ -280,7 +283,8 @@ class LineRun:
         if self.has_ended(batch):
             return
         self._given_up[batch] = reason
-        for key in batch.streak.again:
+        streak = batch.streak
+        for key in streak.again[ALL_REJECTED if streak.failed < ALL_REJECTED and len(streak.again) >= ALL_AGAIN else 0 :]:
             self._journal.withdraw(key)
         if self._scorer is None:
             batch.stop()
@@ -356,7 +360,8 @@ class LineRun:
         recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
         if self._last_success.get(batch.pool, -inf) > recently:
             return True
-        return batch.streak.failed < ALL_REJECTED and any(attempt.outcome == "overloaded" for attempt in attempts)
+        is_first = batch.streak.failed < ALL_REJECTED and len(batch.streak.again) < ALL_AGAIN
+        return is_first and any(attempt.outcome == "overloaded" for attempt in attempts)
 
     def _count(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
         """Count a failed line. Give up its batch, or stop the run, after ``ALL_FAILED`` of them."""

@@ -304,6 +304,19 @@ async def test_an_outage_of_all_endpoints_stops_the_run_and_the_next_one_sends_e
         assert answers(folder.output) == expected(200), case
 
 
+async def test_an_outage_after_a_run_whose_key_was_refused_ends_a_run_soon_and_fails_few_lines_for_good(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return outage() if outage else f"re: {sent.text}"
+
+    folder = Folder(tmp_path, lines(300))
+    for outage in (forbidden, overloaded, overloaded, None):
+        report = await folder.run(Backend(script), timeout=60)
+        assert report.seconds <= 130, outage
+    assert (report.done, report.exit_code, report.sent_again) == (300, 1, 0)
+    assert 0 < report.failed <= 2 * ALL_REJECTED
+
+
 async def test_a_failed_line_that_no_server_has_processed_fails_alone_and_the_next_run_sends_it_again(tmp_path: Path) -> None:
     async def script(sent: Sent) -> Any:
         if sent.text == "item 3":

@@ -53,6 +53,8 @@ _COLUMNS = "if a column has another name than its field, map the field to the co
 SCORING = 2048
 """Maximum number of lines that a scorer has at once, and of a round of a cascade. These lines count as sent. If the run is killed, the next
 run may send them again."""
+UNPAID = 16
+"""Maximum number of lines that a scorer with a budget has at once until one of its lines has cost something."""
 
 
 def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
@@ -253,6 +255,7 @@ class LineRun:
         self._given_up: dict[Any, str] = {}  # batch -> the reason for which its other lines are left to the next run
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done_before, self._ok, self._paid, self._failed_first = done_before, 0, journal.paid_before, 0
+        self._free = 0  # results of lines that were sent and have cost nothing
         self._last_success: dict[Pool | None, float] = {}
         self.errors: dict[str, tuple[int, str]] = {}
         self._reason: str | None = None
@@ -318,6 +321,7 @@ class LineRun:
             spent = self._cost_of(entry, result) if entry.started else NOTHING
         self.settle(entry.reserved, spent)
         self._paid += spent != NOTHING
+        self._free += spent == NOTHING and entry.started
         if is_cut_off:
             self.stop(f"no line can be sent: {error}")
         elif error is not None:
@@ -442,7 +446,7 @@ class LineRun:
             return True
         paid, spent = self._paid, self.budget.spent
         if not paid:
-            return lines == 1  # the first line shows what a line costs
+            return lines <= min(1 + self._free, UNPAID)  # about one of so many costs something, and shows what a line costs
         return self.budget.affords(Spent(spent.tokens * lines // paid, spent.cost * lines / paid))
 
     def submitted(self, keys: Iterable[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from bulk_fakes import MODEL, Backend, Folder, Sent, broken, endpoint, failures,
 
 from qreward import Retry
 from qreward.bulk import batches
-from qreward.bulk.batches import SCORING
+from qreward.bulk.batches import SCORING, UNPAID
 from qreward.bulk.inputs import digest_of
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
@@ -235,6 +236,18 @@ async def test_lines_that_cost_nothing_do_not_count_in_the_mean_cost_of_a_line(t
         assert (report.done - report.failed, report.tokens) == (50, 750), case
         report = await run(1500)
         assert (report.done - report.failed, report.tokens) == (100, 750), case
+
+
+async def test_a_scorer_with_a_budget_does_not_wait_for_each_of_the_first_items_that_cost_nothing(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        text = await scores(sent)
+        return refused() if int(sent.text.split("```\na")[1].split("\n")[0]) < 90 else text
+
+    folder, backend = Folder(tmp_path, items(200)), Backend(script)
+    report = await folder.run(backend, endpoint(slots=64), scorer=judge_of(scale=(0, 9)), columns=COLUMNS, max_tokens=10**6)
+    assert (report.done, report.failed, report.tokens) == (200, 90, 110 * 15)
+    assert report.seconds <= 15
+    assert max(Counter(sent.at for sent in backend.sent[:90]).values()) <= UNPAID
 
 
 async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

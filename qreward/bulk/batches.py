@@ -279,13 +279,13 @@ class LineRun:
         """Return whether a batch must send nothing more."""
         return self.is_stopping or batch in self._given_up
 
-    def give_up(self, batch: Any, reason: str) -> None:
-        """Send no further lines of a batch. The next run sends them. The run goes on with the lines of other batches."""
+    def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
+        """Send no further lines of a batch, because of that of ``entry``. The next run sends them. The run goes on with other batches."""
         if batch is None:
             self.stop(reason)
         if self.has_ended(batch):
             return
-        self._given_up[batch] = reason
+        self._given_up[batch] = reason if self._scorer is not None else f"model {entry.content.model!r}: {reason}"
         streak = batch.streak
         for key in streak.again[ALL_REJECTED if streak.failed < ALL_REJECTED and len(streak.again) >= ALL_AGAIN else 0 :]:
             self._journal.withdraw(key)
@@ -341,7 +341,7 @@ class LineRun:
         if not (is_final or (entry.started and self._goes_on(batch, error, attempts))):
             if entry.started:
                 self._journal.withdraw(entry.key, spent)
-            self.give_up(batch, f"no line can be sent: {error}")
+            self.give_up(batch, entry, f"no line can be sent: {error}")
             self.left(batch, entry)
             return
         if self._scorer is not None and isinstance(error, ConfigError):
@@ -353,7 +353,7 @@ class LineRun:
         elif not is_final and batch is not None:
             batch.streak.again.append(entry.key)
         if not failed_before:  # otherwise the same lines would end the batch in every run
-            self._count(batch, error, attempts)
+            self._count(batch, entry, error, attempts)
 
     def _goes_on(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
         """Return whether other lines can probably be sent, although no server has processed the line that ended with this error."""
@@ -367,7 +367,7 @@ class LineRun:
         is_first = batch.streak.failed < ALL_REJECTED and len(batch.streak.again) < ALL_AGAIN
         return is_first and any(attempt.outcome == "overloaded" for attempt in attempts)
 
-    def _count(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
+    def _count(self, batch: Any, entry: Entry, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
         """Count a failed line. Give up its batch, or stop the run, after ``ALL_FAILED`` of them."""
         is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and getattr(error, "status_code", None) != 404
         if batch is None or is_faulty or (attempts and attempts[-1].outcome == "refused"):
@@ -375,7 +375,7 @@ class LineRun:
             return
         batch.streak.failed += 1
         if batch.streak.failed >= ALL_FAILED:
-            self.give_up(batch, _all_failed(error))
+            self.give_up(batch, entry, _all_failed(error))
 
     def _count_first(self, error: QRewardError) -> None:
         self._failed_first += not (self._ok or self._done_before)

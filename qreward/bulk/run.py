@@ -70,22 +70,15 @@ class BulkRun(LineRun):
                 self._reading.cancel()
             super().stop(reason)
 
-    def give_up(self, batch: Any, reason: str) -> None:
-        super().give_up(batch, reason)
+    def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
+        super().give_up(batch, entry, reason)
         if self._reading_on is None and not self.is_stopping:
             self._reading_on = asyncio.get_running_loop().call_later(READ_ON, self._stop_if_all_given_up)
 
     def _stop_if_all_given_up(self) -> None:
         self._reading_on = None
         if all(map(self.has_given_up, self._batches.values())):
-            self.stop(self._why_given_up())
-
-    def _why_given_up(self) -> str:
-        """Return the reasons, each with the model if there are several."""
-        reasons = {kind: self._given_up.get(batch) for kind, batch in self._batches.items()}
-        return "; ".join(
-            f"model {kind[1]!r}: {reason}" if len(reasons) > 1 else reason for kind, reason in reasons.items() if reason is not None
-        )
+            self.stop("; ".join(self._given_up.values()))
 
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
@@ -230,7 +223,7 @@ class BulkRun(LineRun):
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if all lines are done, and return the paths of results and failures; None for a file that was not written."""
         if self._reason is None and self._given_up:
-            self._reason = self._why_given_up()
+            self._reason = "; ".join(self._given_up.values())
         if self._reason is None and self._left_out:
             self._reason = f"{self._left_out} lines could pass max_cost or max_tokens beside the provider batches of earlier runs"
         if self._reason is None and not self.has_read_all:

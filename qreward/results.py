@@ -5,9 +5,9 @@ A failed item is an error, never None or 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from qreward.errors import QRewardError, RequestError
@@ -211,8 +211,13 @@ class EndpointStats:
 _COUNTS = tuple(field.name for field in fields(EndpointStats) if field.name not in ("p50", "p95", "p99", "state"))
 
 
-def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})
+def merged_stats(many: Iterable[Mapping[str, EndpointStats]]) -> dict[str, EndpointStats]:
+    """Add the counts of each endpoint. One that occurs several times has no quantiles."""
+    merged: dict[str, EndpointStats] = {}
+    for name, stats in chain.from_iterable(each.items() for each in many):
+        one = merged.get(name)
+        merged[name] = stats if one is None else EndpointStats(**{each: getattr(one, each) + getattr(stats, each) for each in _COUNTS})
+    return merged
 
 
 ReasonCode = Literal[

@@ -136,7 +136,7 @@ def test_results_and_statistics_are_printed_with_their_outcome_and_a_line_for_ea
     assert str(stats).splitlines() == [f"3 items, 2 ok, 1 failed, 3.00 s, $0.5000, {shares}", *table]
     assert str(FleetStats(endpoints)).splitlines() == table
     assert (str(BatchStats()), stats.escalated, BatchStats().escalated) == ("0 items, 0 ok, 0 failed, 0.00 s", 0.25, 0.0)
-    both = merged_stats(b, b)
+    both = merged_stats([{"b": b}, {"b": b}])["b"]
     assert (both.sent, both.answered, both.won, both.cached_tokens, both.p50) == (8, 4, 4, 284, None)
 
 

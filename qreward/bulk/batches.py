@@ -12,7 +12,7 @@ from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of, is_free
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
-from qreward.engine.batch import BatchWaiter, ResultSettings
+from qreward.engine.batch import BatchWaiter, ResultSettings, Tallies
 from qreward.errors import (
     BadRequest,
     BatchCancelled,
@@ -37,7 +37,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.task import Attempt, TaskState
 
 WAITING = 1024
-"""Maximum number of lines in a queue. The input is not read further while a line waits for room in its queue."""
+"""Maximum number of lines in all queues of a run. The input is not read further while so many lines wait."""
 MOST_BATCHES = 64
 """Number of batches from which on the lines of further models share one batch per route."""
 ALL_FAILED = 100
@@ -46,9 +46,15 @@ whose content is at fault do not count, but the run stops if so many have failed
 ALL_REJECTED = 4
 """Number of lines of a batch that fail one after another, because servers rejected them until their timeouts, before the batch is given up.
 A server may reject one line for ever; if that ended the batch, no later run could go on."""
+ALL_AGAIN = 2 * ALL_REJECTED
+"""The same number for lines that had failed in an earlier run too. If they end the batch, the first ``ALL_REJECTED`` of them stay failed,
+so that they do not end it in every run."""
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
-"""Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
+"""Maximum number of lines that a scorer has at once, and of a round of a cascade. These lines count as sent. If the run is killed, the next
+run may send them again."""
+UNPAID = 16
+"""Maximum number of lines that a scorer with a budget has at once until one of its lines has cost something."""
 
 
 def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
@@ -70,16 +76,32 @@ def _all_failed(error: QRewardError) -> str:
 
 
 class LineQueue(asyncio.Queue["Entry | None"]):
-    """The lines that wait for one batch, which iterates over the queue. None ends it."""
+    """The lines that wait for one batch, which iterates over the queue. None ends it. A line that leaves the queue is released in ``room``,
+    which all queues of a run share."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        super().__init__()
+        self._room = room
 
     def close(self) -> list[Entry]:
         """End the batch, and return the lines that it has not taken."""
-        left = [self.get_nowait() for _ in range(self.qsize())]
+        left = [entry for _ in range(self.qsize()) if (entry := self.get_nowait()) is not None]
+        for _ in left:
+            self._room.release()
         self.put_nowait(None)
-        return [entry for entry in left if entry is not None]
+        return left
+
+    async def take(self) -> Entry | None:
+        """Wait for the next line. Returns None after the last one, however often it is called."""
+        entry = await self.get()
+        if entry is None:
+            self.put_nowait(None)
+        else:
+            self._room.release()
+        return entry
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
-        while (entry := await self.get()) is not None:
+        while (entry := await self.take()) is not None:
             yield entry
 
 
@@ -95,10 +117,10 @@ class ModelBatch(BatchWaiter):
     """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
     def __init__(self, run: LineRun, pool: Pool) -> None:
-        runtime, self.queue = run.runtime, LineQueue(run.most_waiting)
+        runtime, self.queue = run.runtime, LineQueue(run.room)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
-        self._bulk, self.pool, self.streak = run, pool, Streak()
+        self._bulk, self.pool, self.streak, self._tallies = run, pool, Streak(), run.tallies
         self.execute = self._send
         self._entries: dict[int, Entry] = {}
 
@@ -142,9 +164,6 @@ class ModelBatch(BatchWaiter):
     def _on_line(self, result: Result[Any]) -> None:
         self._bulk.finish(self, self._entries.pop(result.index, None), result)
 
-    def endpoints(self) -> dict[str, EndpointStats]:
-        return self._tallies.stats()
-
 
 _SCORING_FOR: ContextVar[ScorerBatch | None] = ContextVar("_SCORING_FOR", default=None)
 
@@ -155,46 +174,54 @@ class ScorerBatch:
     pool = None
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
-        self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.most_waiting), Streak()
+        self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.room), Streak()
         self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
-        self._task: asyncio.Task[Any] | None = None  # that of ``run``
+        self._next: Entry | None = None  # was taken from the queue, and not yet by the scorer
         self._entries: dict[int, Entry] = {}
-        self._stats: Mapping[str, EndpointStats] = {}
 
     async def run(self) -> None:
-        self._task = asyncio.current_task()
         _SCORING_FOR.set(self)
-        batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
-        self._stats = batch.stats.endpoints
-        if self._is_built_in and self._bulk.has_given_up(self):
-            for entry in self._entries.values():  # these were not sent
-                self._bulk.drop(self, entry)
+        while await self._peek() is not None and not self._bulk.has_ended(self):
+            batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
+            self._bulk.scored.append(batch.stats.endpoints)
+            if self._is_built_in and self._bulk.has_given_up(self):
+                for entry in self._entries.values():  # these were not sent
+                    self._bulk.drop(self, entry)
+            elif self._entries:
+                self._bulk.stop(f"the scorer has ended without a result for {len(self._entries)} of its items")
 
     def stop(self) -> None:
-        """Give the scorer no further lines. It finishes the lines that it has; if the batch is given up, only those that it has sent."""
+        """Give the scorer no further lines. It finishes the lines that it has; a judge that is given up, only those that it has sent."""
         self.queue.close()
-        if not self._bulk.has_given_up(self) or self._task is None:
-            return
-        if not self._is_built_in:  # it is not known which items it has sent
-            self._task.cancel()
+        if not self._is_built_in or not self._bulk.has_given_up(self):  # of another scorer it is not known which items it has sent
             return
         for each in list(self._bulk.runtime.engine.driver().waiters):
             if isinstance(each, BatchWaiter) and each.context.get(_SCORING_FOR) is self:
                 each.finish_started()
 
+    async def _peek(self) -> Entry | None:
+        """Return the next line, or None after the last one."""
+        self._next = self._next or await self.queue.take()
+        return self._next
+
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the lines. A scorer that is not built in may need all items of its batch before it has results, as a cascade does. So it
+        gets the lines in rounds. A round ends where the next line would wait for a result."""
         index = 0
-        async for entry in self.queue:
+        while (entry := await self._peek()) is not None:
             while len(self._entries) >= SCORING or not self._bulk.affords(1 + len(self._entries)):
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
+                if not self._is_built_in or not self._entries:
                     return
                 await self._bulk.next_result()
             if self._bulk.has_ended(self) or not await self._bulk.start(entry):
                 return
-            self._entries[index] = entry
+            self._next, self._entries[index] = None, entry
             index += 1
             yield entry.content
+            if not self._is_built_in and self._entries and self._bulk.has_read_all and self.queue.empty():
+                return
 
     def _on_line(self, result: Result[Verdict]) -> None:
         try:
@@ -204,14 +231,9 @@ class ScorerBatch:
             result = Result(result.index, None, error, result.endpoint, 0.0, result.queued, result.attempts)
         self._bulk.finish(self, self._entries.pop(result.index, None), result)
 
-    def endpoints(self) -> Mapping[str, EndpointStats]:
-        return self._stats
-
 
 class LineRun:
     """A run that sends lines through batches, one per model, and records each line in a journal."""
-
-    most_waiting = WAITING
 
     def __init__(
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
@@ -223,13 +245,17 @@ class LineRun:
         self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self.has_read_all = False
+        self.room = asyncio.Semaphore(WAITING)  # for lines in queues
         self._settled = asyncio.Event()  # set when a reservation is settled
         self._meter: ProgressMeter | None = None
+        self.tallies = Tallies()  # of all lines without a scorer
+        self.scored: list[Mapping[str, EndpointStats]] = []  # the statistics of a scorer
         self._sent = self._sent_again = 0
         self._batches: dict[Any, Any] = {}  # by pool and model, None for the scorer, the class of provider batches
         self._given_up: dict[Any, str] = {}  # batch -> the reason for which its other lines are left to the next run
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done_before, self._ok, self._paid, self._failed_first = done_before, 0, journal.paid_before, 0
+        self._free = 0  # results of lines that were sent and have cost nothing
         self._last_success: dict[Pool | None, float] = {}
         self.errors: dict[str, tuple[int, str]] = {}
         self._reason: str | None = None
@@ -253,14 +279,15 @@ class LineRun:
         """Return whether a batch must send nothing more."""
         return self.is_stopping or batch in self._given_up
 
-    def give_up(self, batch: Any, reason: str) -> None:
-        """Send no further lines of a batch. The next run sends them. The run goes on with the lines of other batches."""
+    def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
+        """Send no further lines of a batch, because of that of ``entry``. The next run sends them. The run goes on with other batches."""
         if batch is None:
             self.stop(reason)
         if self.has_ended(batch):
             return
-        self._given_up[batch] = reason
-        for key in batch.streak.again:
+        self._given_up[batch] = reason if self._scorer is not None else f"model {entry.content.model!r}: {reason}"
+        streak = batch.streak
+        for key in streak.again[ALL_REJECTED if streak.failed < ALL_REJECTED and len(streak.again) >= ALL_AGAIN else 0 :]:
             self._journal.withdraw(key)
         if self._scorer is None:
             batch.stop()
@@ -294,6 +321,7 @@ class LineRun:
             spent = self._cost_of(entry, result) if entry.started else NOTHING
         self.settle(entry.reserved, spent)
         self._paid += spent != NOTHING
+        self._free += spent == NOTHING and entry.started
         if is_cut_off:
             self.stop(f"no line can be sent: {error}")
         elif error is not None:
@@ -313,7 +341,7 @@ class LineRun:
         if not (is_final or (entry.started and self._goes_on(batch, error, attempts))):
             if entry.started:
                 self._journal.withdraw(entry.key, spent)
-            self.give_up(batch, f"no line can be sent: {error}")
+            self.give_up(batch, entry, f"no line can be sent: {error}")
             self.left(batch, entry)
             return
         if self._scorer is not None and isinstance(error, ConfigError):
@@ -325,7 +353,7 @@ class LineRun:
         elif not is_final and batch is not None:
             batch.streak.again.append(entry.key)
         if not failed_before:  # otherwise the same lines would end the batch in every run
-            self._count(batch, error, attempts)
+            self._count(batch, entry, error, attempts)
 
     def _goes_on(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
         """Return whether other lines can probably be sent, although no server has processed the line that ended with this error."""
@@ -336,9 +364,10 @@ class LineRun:
         recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
         if self._last_success.get(batch.pool, -inf) > recently:
             return True
-        return batch.streak.failed < ALL_REJECTED and any(attempt.outcome == "overloaded" for attempt in attempts)
+        is_first = batch.streak.failed < ALL_REJECTED and len(batch.streak.again) < ALL_AGAIN
+        return is_first and any(attempt.outcome == "overloaded" for attempt in attempts)
 
-    def _count(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
+    def _count(self, batch: Any, entry: Entry, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
         """Count a failed line. Give up its batch, or stop the run, after ``ALL_FAILED`` of them."""
         is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and getattr(error, "status_code", None) != 404
         if batch is None or is_faulty or (attempts and attempts[-1].outcome == "refused"):
@@ -346,7 +375,7 @@ class LineRun:
             return
         batch.streak.failed += 1
         if batch.streak.failed >= ALL_FAILED:
-            self.give_up(batch, _all_failed(error))
+            self.give_up(batch, entry, _all_failed(error))
 
     def _count_first(self, error: QRewardError) -> None:
         self._failed_first += not (self._ok or self._done_before)
@@ -417,7 +446,7 @@ class LineRun:
             return True
         paid, spent = self._paid, self.budget.spent
         if not paid:
-            return lines == 1  # the first line shows what a line costs
+            return lines <= min(1 + self._free, UNPAID)  # about one of so many costs something, and shows what a line costs
         return self.budget.affords(Spent(spent.tokens * lines // paid, spent.cost * lines / paid))
 
     def submitted(self, keys: Iterable[int]) -> None:

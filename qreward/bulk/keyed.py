@@ -164,12 +164,11 @@ class JournalFolder:
 class KeyedRun(LineRun):
     """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 
-    most_waiting = 0  # any number: the caller waits for the results
-
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
         self._folder, reader = folder, RequestReader(settings, is_scored=scorer is not None)
         self._part, journal = folder.claim()
         super().__init__(runtime, journal, settings, reader, scorer, folder.done)
+        self.has_read_all = True  # the caller waits for the results, perhaps before it reads on
         self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by key
         self._reading = asyncio.Lock()
         self._error: QRewardError | None = None
@@ -215,7 +214,7 @@ class KeyedRun(LineRun):
         if self.has_given_up(batch):
             self.left(batch, entry)
         else:
-            batch.queue.put_nowait(entry)
+            batch.queue.put_nowait(entry)  # any number: the caller waits for the results
         return future
 
     def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack, aclosing
 from copy import copy
 from functools import partial
@@ -23,10 +23,9 @@ from qreward.bulk.journal import CONTINUE, Journal
 from qreward.bulk.provider import BatchApi, BatchObject, CallFailed, HeldBatch, ResultLine
 from qreward.bulk.requests import Entry
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
-from qreward.engine.batch import Tallies
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError
 from qreward.records import AttemptRecord
-from qreward.results import EndpointStats, Result, with_trail
+from qreward.results import Result, with_trail
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 
@@ -92,8 +91,7 @@ class Batch:
 class ProviderBatches:
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
-        self.queue = LineQueue(run.most_waiting)
-        self._tallies = Tallies()
+        self.queue = LineQueue(run.room)
         self._apis: dict[tuple[str, str], BatchApi] = {}  # by endpoint and model
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
         self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
@@ -105,9 +103,6 @@ class ProviderBatches:
         self._ended, self._slots = asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
         self._task: asyncio.Task[Any] | None = None  # that of ``run``
         self._files = ExitStack()  # closes the files of all batches
-
-    def endpoints(self) -> Mapping[str, EndpointStats]:
-        return self._tallies.stats()
 
     def still_running(self) -> tuple[int, int]:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
@@ -433,7 +428,7 @@ class ProviderBatches:
         if isinstance(outcome, Answer):
             name = batch.api.name
             result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
-            self._tallies.add(result)
+            self._bulk.tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
             text = {"id": found.id, "custom_id": line.custom_id, "response": found.response, "error": None}
             self._bulk.finish(None, line, result, msgspec.json.encode(text), spent)
@@ -446,7 +441,7 @@ class ProviderBatches:
         spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
         result: Result[Any] = Result(0, None, error, batch.api.name, 0.0, 0.0, line.attempts)
-        self._tallies.add(result)
+        self._bulk.tallies.add(result)
         self._bulk.finish(None, line, result, spent=spent)
 
     def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:

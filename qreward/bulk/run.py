@@ -21,7 +21,7 @@ from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import AnyScorer, described, unblocked
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Explanation, dollars, merged_stats
+from qreward.results import Explanation, dollars, merged_stats
 from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
@@ -70,22 +70,15 @@ class BulkRun(LineRun):
                 self._reading.cancel()
             super().stop(reason)
 
-    def give_up(self, batch: Any, reason: str) -> None:
-        super().give_up(batch, reason)
+    def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
+        super().give_up(batch, entry, reason)
         if self._reading_on is None and not self.is_stopping:
             self._reading_on = asyncio.get_running_loop().call_later(READ_ON, self._stop_if_all_given_up)
 
     def _stop_if_all_given_up(self) -> None:
         self._reading_on = None
         if all(map(self.has_given_up, self._batches.values())):
-            self.stop(self._why_given_up())
-
-    def _why_given_up(self) -> str:
-        """Return the reasons, each with the model if there are several."""
-        reasons = {kind: self._given_up.get(batch) for kind, batch in self._batches.items()}
-        return "; ".join(
-            f"model {kind[1]!r}: {reason}" if len(reasons) > 1 else reason for kind, reason in reasons.items() if reason is not None
-        )
+            self.stop("; ".join(self._given_up.values()))
 
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
@@ -122,10 +115,10 @@ class BulkRun(LineRun):
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
-                await batch.queue.put(None)
+                batch.queue.put_nowait(None)
 
     async def _take_line(self, line: InputLine, entry: Entry) -> None:
-        """Give a line to its batch, as soon as the budget and the batch's queue have room."""
+        """Give a line to its batch, as soon as the budget and the queues have room."""
         kind: Any = None
         reserved: Spent | None = NOTHING
         try:
@@ -148,9 +141,12 @@ class BulkRun(LineRun):
         entry.reserved = reserved
         self._taken += 1
         batch = self._batch_of(kind)
-        await batch.queue.put(entry)
-        if self.has_given_up(batch):  # while the queue was full
+        await self.room.acquire()
+        if self.has_given_up(batch):  # while there was no room
+            self.room.release()
             self.drop(batch, entry)
+        else:
+            batch.queue.put_nowait(entry)
 
     @property
     def _provider(self) -> ProviderBatches | None:
@@ -227,7 +223,7 @@ class BulkRun(LineRun):
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if all lines are done, and return the paths of results and failures; None for a file that was not written."""
         if self._reason is None and self._given_up:
-            self._reason = self._why_given_up()
+            self._reason = "; ".join(self._given_up.values())
         if self._reason is None and self._left_out:
             self._reason = f"{self._left_out} lines could pass max_cost or max_tokens beside the provider batches of earlier runs"
         if self._reason is None and not self.has_read_all:
@@ -256,10 +252,7 @@ class BulkRun(LineRun):
 
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal, prices = self._journal, self.runtime.prices
-        endpoints: dict[str, EndpointStats] = {}
-        for batch in self._batches.values():
-            for name, stats in batch.endpoints().items():
-                endpoints[name] = merged_stats(endpoints[name], stats) if name in endpoints else stats
+        endpoints = merged_stats([self.tallies.stats(), *self.scored])
         prompt, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in ("prompt_tokens", "cached_tokens"))
         cost = (self.budget.spent - journal.spent_before).cost
         if self._scorer is not None:

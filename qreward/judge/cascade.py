@@ -8,7 +8,6 @@ from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import chain
 from typing import Any, NamedTuple, Unpack, cast
 
 from pydantic import Field, TypeAdapter, field_validator
@@ -46,7 +45,7 @@ from qreward.judge.types import (
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, seconds
 from qreward.progress import start_progress
 from qreward.records import added
-from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, merged_stats
 from qreward.runtime import runtime_of
 from qreward.settings.base import Finite, Policy, faults_at, shown, wrong
 
@@ -362,9 +361,7 @@ class _Batch:
             if self._progress is not None:
                 self._progress.close()
         costs = [stats.cost for stats in self._stats if stats.cost is not None]
-        endpoints: dict[str, EndpointStats] = {}
-        for name, more in chain.from_iterable(stats.endpoints.items() for stats in self._stats):
-            endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
+        endpoints = merged_stats(stats.endpoints for stats in self._stats)
         done, seconds, cost = sum(self._decided_by.values()), self._clock() - began, sum(costs) if costs else None
         stats = BatchStats(done, self._ok, done - self._ok, seconds, endpoints, cost=cost, decided_by=self._decided_by)
         batch = BatchResult([self._results[index] for index in sorted(self._results)], stats)

@@ -26,11 +26,11 @@ def counting() -> Backend:
 
 
 @asynccontextmanager
-async def worker(folder: Path, backend: Backend, **options: Any) -> AsyncIterator[KeyedRun]:
+async def worker(folder: Path, backend: Backend, scorer: Any = lambda _: None, **options: Any) -> AsyncIterator[KeyedRun]:
     """One process of a bulk: a client, and its part of the folder."""
     settings = keyed_settings({"model": MODEL, **options})
     journals = JournalFolder(folder, settings.shared_settings((), None), retry_failed=settings.retry_failed)
     async with QRewardClient([endpoint()], backend_factory=lambda: backend) as client:
-        run = KeyedRun(runtime_of(client), journals, settings)
+        run = KeyedRun(runtime_of(client), journals, settings, scorer(client))
         yield run
         await run.aclose()

@@ -14,6 +14,7 @@ from keyed_fakes import counting, worker
 from qreward.bulk.batches import ALL_FAILED, _was_processed
 from qreward.bulk.keyed import JournalFolder, keyed_line, keyed_settings
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestTimeout, ServerError
+from qreward.judge import Cascade, Judge
 from qreward.results import AttemptRecord, Usage
 
 pytestmark = pytest.mark.real_time(60)  # journals are read in a thread
@@ -159,6 +160,19 @@ async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_nex
         assert backend.served["good"] == 0
     async with worker(tmp_path, backend, retry_failed=True) as later:
         assert answers(await later.results(asked("good"))) == ["re: good"]
+
+
+async def test_a_cascade_has_results_for_the_rows_of_each_call(tmp_path: Path) -> None:
+    async def script(_sent: Sent) -> Any:
+        return '{"reason": "", "score": 1}'
+
+    def unsure(client: Any) -> Cascade:
+        return Cascade([Judge(client, model=model, scale=(0, 1)) for model in (MODEL, "big")])
+
+    async with worker(tmp_path, Backend(script), scorer=unsure) as run:
+        for name in "ab":
+            results = await run.results([{"prompt": name, "response": f"answer {number}"} for number in range(10)])
+            assert [each.ok for each in results] == [True] * 10
 
 
 async def test_many_bad_rows_among_good_ones_fail_alone(tmp_path: Path) -> None:

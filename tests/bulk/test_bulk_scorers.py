@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, overloaded, read, refused, unreachable
+from bulk_fakes import MODEL, Backend, Folder, Sent, broken, endpoint, failures, overloaded, read, refused, unreachable
 
-from qreward.bulk.batches import SCORING
+from qreward import Retry
+from qreward.bulk import batches
+from qreward.bulk.batches import SCORING, UNPAID
 from qreward.bulk.inputs import digest_of
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
-from qreward.judge import Judge, RewardModelScorer
+from qreward.judge import Cascade, Judge, RewardModelScorer
 from qreward.judge.config import JudgeConfig
 from qreward.judge.types import JudgeAnswer, Verdict
 from qreward.results import BatchResult, BatchStats, Result
@@ -159,6 +162,67 @@ async def test_in_an_outage_items_that_were_not_sent_do_not_wait_for_their_timeo
     assert (report.exit_code, report.done, report.failed, report.sent_again) == (0, 500, 0, 0)
 
 
+class Wrapped:
+    """A scorer of one's own that asks a judge."""
+
+    def __init__(self, client: Any) -> None:
+        self._judge = judge_of(scale=(0, 9))(client)
+
+    async def batch_score(self, entries: Any, **options: Any) -> BatchResult[Verdict]:
+        found: BatchResult[Verdict] = await self._judge.batch_score(entries, **options)
+        return found
+
+    async def aclose(self) -> None: ...
+
+
+def cascade_of(client: Any) -> Cascade:
+    """The first stage gives no confidence, so the second one scores every item."""
+    return Cascade([Judge(client, model=model, scale=(0, 9)) for model in (MODEL, "big")])
+
+
+async def test_a_cascade_or_a_scorer_of_ones_own_that_is_given_up_forgets_no_answer_that_it_has_paid_for(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        text = await scores(sent)
+        if asyncio.get_running_loop().time() >= until:
+            return text
+        return broken() if sent.body["model"] == "big" else unreachable() if scorer is Wrapped and "a0\n" in sent.text else text
+
+    places = [endpoint(name, slots=64, models=[model], price=(1e6, 0.0)) for name, model in (("a", MODEL), ("b", "big"))]
+    for scorer, seconds, failed in ((cascade_of, 120, 500), (Wrapped, 1.5, 0)):
+        path = tmp_path / scorer.__name__
+        path.mkdir()
+        until, folder = asyncio.get_running_loop().time() + seconds, Folder(path, items(500))
+        options: dict[str, Any] = {"scorer": scorer, "columns": COLUMNS, "timeout": 60, "client": {"retry": Retry(attempts=1)}}
+        report = await folder.run(Backend(script), *places, **options)
+        assert (report.exit_code, report.in_flight, report.failed) == (75, 0, failed), scorer
+        assert report.cost == 10.0 * sum(stats.answered for stats in report.endpoints.values()) > 0, scorer
+        again = await folder.run(Backend(script), *places, **options)
+        assert (again.done, again.sent, again.sent_again) == (500, 500 - report.done, 0), scorer
+
+
+async def test_a_cascade_that_is_sure_of_nothing_before_its_last_stage_gets_the_lines_in_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "SCORING", 50)
+    for name, most, done in (("no limit", None, 120), ("high limit", 10_000, 120), ("low limit", 1500, 50)):
+        (tmp_path / name).mkdir()
+        folder = Folder(tmp_path / name, items(120))
+        report = await folder.run(Backend(scores), endpoint(slots=64), scorer=cascade_of, columns=COLUMNS, max_tokens=most)
+        assert (report.done, report.failed, report.tokens) == (done, 0, 30 * done), name
+        assert report.exit_code == (0 if done == 120 else 75), name
+        assert report.seconds < 12, name
+
+
+async def test_a_scorer_that_forgets_items_stops_the_run(tmp_path: Path) -> None:
+    class Forgetful(Lengths):
+        async def batch_score(self, entries: Any, *, on_result: Any, **options: Any) -> BatchResult[Verdict]:
+            return await super().batch_score(entries, on_result=lambda result: result.index % 2 or on_result(result), **options)
+
+    report = await Folder(tmp_path, items(12)).run(Backend(), scorer=lambda _: Forgetful(), columns=COLUMNS)
+    assert (report.done, report.in_flight, report.exit_code) == (6, 6, 75)
+    assert "the scorer has ended without a result for 6 of its items" in str(report.reason)
+
+
 async def test_lines_that_cost_nothing_do_not_count_in_the_mean_cost_of_a_line(tmp_path: Path) -> None:
     async def run(most: int) -> Any:
         options: dict[str, Any] = {"columns": COLUMNS, "max_tokens": most}
@@ -172,6 +236,18 @@ async def test_lines_that_cost_nothing_do_not_count_in_the_mean_cost_of_a_line(t
         assert (report.done - report.failed, report.tokens) == (50, 750), case
         report = await run(1500)
         assert (report.done - report.failed, report.tokens) == (100, 750), case
+
+
+async def test_a_scorer_with_a_budget_does_not_wait_for_each_of_the_first_items_that_cost_nothing(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        text = await scores(sent)
+        return refused() if int(sent.text.split("```\na")[1].split("\n")[0]) < 90 else text
+
+    folder, backend = Folder(tmp_path, items(200)), Backend(script)
+    report = await folder.run(backend, endpoint(slots=64), scorer=judge_of(scale=(0, 9)), columns=COLUMNS, max_tokens=10**6)
+    assert (report.done, report.failed, report.tokens) == (200, 90, 110 * 15)
+    assert report.seconds <= 15
+    assert max(Counter(sent.at for sent in backend.sent[:90]).values()) <= UNPAID
 
 
 async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

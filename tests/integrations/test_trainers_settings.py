@@ -205,6 +205,19 @@ def test_settings_that_print_alike_share_a_rewarder_only_if_they_are_equal(monke
     assert rewarder(changing, deadline=5.0) is not before
 
 
+def test_files_of_the_same_name_in_two_folders_have_rewarders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    made = []
+    for number in (1, 2, 1):
+        folder = tmp_path / str(number)
+        folder.mkdir(exist_ok=True)
+        settings = {**GOOD, "client": {"endpoints": [{"base_url": f"http://127.0.0.1:{number}/v1"}]}}
+        (folder / "reward.json").write_text(json.dumps(settings), encoding="utf-8")
+        monkeypatch.chdir(folder)
+        made.append(rewarder("reward.json", deadline=5.0))
+    assert made[0] is made[2] is not made[1]
+
+
 def test_a_client_that_several_settings_name_is_one_so_that_its_limits_hold_over_all(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(json.dumps(GOOD["client"]), encoding="utf-8")

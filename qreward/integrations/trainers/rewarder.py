@@ -319,7 +319,8 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     if isinstance(source, RewardConfig):
         name = f"{id(source):x}"
     else:
-        given = plain(source) if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE))  # a copy: it may change later
+        found = source or os.environ.get(VARIABLE)  # a mapping is copied, and a path made absolute: both may change their meaning later
+        given = plain(found) if isinstance(found, Mapping) else found and str(Path(found).absolute())
         name = json.dumps(given, sort_keys=True, default=repr)
 
     def make() -> Rewarder:

@@ -159,7 +159,8 @@ def test_event_loops_that_were_just_closed_do_not_pile_up_with_their_probes() ->
     asyncio.run(client.aclose())
 
 
-def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ended_or_stands_still() -> None:
+def noted_client() -> tuple[QRewardClient, list[ProbedWire]]:
+    """A client with one endpoint that is probed each second, and its connections, one for each event loop, in the order of their use."""
     wires: list[ProbedWire] = []
 
     class Noted(ProbedWire):
@@ -167,7 +168,11 @@ def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ende
             super().__init__()
             wires.append(self)
 
-    client = client_of(Noted, [endpoint("a", 1.0)], timeout=60)
+    return client_of(Noted, [endpoint("a", 1.0)], timeout=60), wires
+
+
+def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ended_or_stands_still() -> None:
+    client, wires = noted_client()
 
     async def asks() -> None:
         await ask(client)
@@ -185,14 +190,7 @@ def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ende
 
 
 def test_a_loop_in_use_takes_the_probes_over_from_one_that_was_closed_without_shutting_down_its_generators() -> None:
-    wires: list[ProbedWire] = []
-
-    class Noted(ProbedWire):
-        def __init__(self) -> None:
-            super().__init__()
-            wires.append(self)
-
-    client = client_of(Noted, [endpoint("a", 1.0)], timeout=60)
+    client, wires = noted_client()
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as used:
         used.run(ask(client))
         closed = VirtualTimeLoop()

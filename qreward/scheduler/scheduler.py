@@ -406,7 +406,7 @@ class Scheduler:
         if not (task.failures or task.unfit):
             pool = task.pool
             source = self._take_ready_source(now, pool, (), task)
-            if source is None or len(pool.sources) == 1 or task.sent_at is not None or source.health.half_open:
+            if source is None or len(pool.sources) == 1 or task.sent_at is not None or source.health.half_open:  # nothing to wait for
                 return source
             patience = pool.patience(now, source, more=1)
             full = self._most_waiting is not None and pool.queue.waiting >= self._most_waiting

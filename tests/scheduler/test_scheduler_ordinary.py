@@ -281,7 +281,7 @@ def test_workers_that_make_the_next_call_when_one_is_answered_use_a_slow_server_
 
 
 def test_a_server_whose_capacity_is_exceeded_is_not_held_at_a_rate_because_its_rejects_ask_for_five_seconds() -> None:
-    """All slots in use: 2.3 and 7.5 s, and a wait. When the first reject set a rate, the batches took 22 and 53 s."""
+    """All slots in use: 2.3 and 7.5 s, and a wait. When the first reject set a rate, the batches took 19 and 49 s."""
     cases: Cases = {
         f"{items}": ([Server(cap=40, hint=5.0)], lambda fleet, items=items: fleet.batch([EQUAL] * items), most)  # type: ignore[misc]
         for items, most in ((300, 10.0), (1000, 16.0))

@@ -12,10 +12,10 @@ W3  A reject sets the limit to the number of requests that are still served, les
     ignored unless rejects are credibly too many for a source that rejects some requests at random (see ``RejectShare``).
 W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
     reject of a try takes it back, and has no other effect, unless as many rejects are usual here.
-W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used for a whole round, if
-    the present limit is more than a tenth lower. This is a try as in W4: a reject of a request that is sent within a second takes it back.
-    If a reject finds no other request in flight, the source is away, not full: start again as in W1, but not below the highest limit that
-    was used for a whole round.
+W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used for a whole round, or
+    to what was served at once below it, if the present limit is more than a tenth lower. This is a try as in W4: a reject of a request that
+    is sent within a second takes it back. If a reject finds no other request in flight, the source is away, not full: start again as in W1,
+    but not below that highest value.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
-        self._used = 0.0  # base of the last whole round, while the limit is capped the highest one; 0 after a try was rejected
+        self._used = 0.0  # base of the last whole round (while capped, the highest one), or what was served at once; 0 after a rejected try
         self._round: _Round
         self._begin(0.0, 0)
 

@@ -284,16 +284,10 @@ class CallScheduler:
         """Mark a key as ready, or set its timer. Call this when the key's first waiting call, or that call's start time, has changed."""
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
-        if first is not None and at <= now:
-            self.ready.put(state, first.order)
-        else:
-            self.ready.drop(state)
-        if now < at < inf:
-            self._timers.put(state, at)
-            if state.adaptive is not None and at > state.closed_until:
-                state.adaptive.wanted = True
-        else:
-            self._timers.drop(state)
+        self.ready.put(state, inf if first is None or at > now else first.order)
+        self._timers.put(state, at if at > now else inf)
+        if now < at < inf and state.adaptive is not None and at > state.closed_until:
+            state.adaptive.wanted = True
 
     def _start_waiting(self, now: float) -> None:
         """Start waiting calls in order, while there are free slots."""
@@ -310,11 +304,7 @@ class CallScheduler:
             self._arrange(now, state)
 
     def _set_timer(self, call: Call) -> None:
-        due = inf if call.done else min(call.deadline, call.retry_at, call.hedge_at)
-        if due < inf:
-            self._timers.put(call, due)
-        else:
-            self._timers.drop(call)
+        self._timers.put(call, inf if call.done else min(call.deadline, call.retry_at, call.hedge_at))
 
     # tries
 
@@ -378,7 +368,7 @@ class CallScheduler:
     def _unplan(self, now: float, call: Call) -> None:
         call.retry_at = inf
         if call in call.key_state.queue:
-            call.key_state.queue.drop(call)
+            call.key_state.queue.put(call, inf)
             self._arrange(now, call.key_state)
 
     def _hedge(self, now: float, call: Call) -> None:
@@ -503,7 +493,7 @@ class CallScheduler:
         state.calls -= 1
         if state.probe is call:  # it has neither succeeded nor failed, so another call may become the probe
             state.probe = None
-        self._timers.drop(call)
+        self._timers.put(call, inf)
         self._unplan(now, call)
         for attempt in call.tried:
             attempt.cancel_reason = reason

@@ -125,7 +125,7 @@ class OldScheduleConfig(ScheduleConfig):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**new_settings(settings))
 
-    def on_change(self, callback: Callable[[Any], object]) -> Callable[[], None]:  # type: ignore[override]
+    def on_change(self, callback: Callable[[Any], object]) -> Callable[[], object]:  # type: ignore[override]
         return super().on_change(lambda config, _: callback(config))
 
     @property

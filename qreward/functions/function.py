@@ -165,13 +165,8 @@ class ScheduledFunction(Function):
         return FunctionOptions(config)
 
     def _follow(self, config: ScheduleConfig) -> None:
-        options = self.options_of(config)
-
-        def change(now: float) -> None:
-            self.options = options
-            self.engine.scheduler.changed(now, self)
-
-        self.engine.apply(change)
+        self.options = self.options_of(config)
+        self.engine.apply(lambda now: self.engine.scheduler.changed(now, self))
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)

@@ -191,12 +191,6 @@ class KeyState:
             while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
                 starts.popleft()
 
-    def close(self, now: float, until: float) -> None:
-        """Begin or prolong a cooldown."""
-        if now >= self.closed_until:
-            self.room = 0
-        self.closed_until = max(self.closed_until, until)
-
     # circuit breaker
 
     def close_circuit(self) -> None:
@@ -217,17 +211,6 @@ class KeyState:
         if self.opened_at > -inf and self.probe is None and now >= self.open_until:
             self.probe = call
         return self.trusts(call)
-
-    def failed(self, now: float, call: object) -> bool:
-        """Count a failed try. Returns True if it opens the circuit breaker."""
-        threshold = self.options.circuit_breaker_threshold
-        if threshold is None:
-            return False
-        self.failures += 1
-        if not self.trusts(call) or (self.probe is None and self.failures < threshold):
-            return False
-        self.opened_at, self.probe = now, None
-        return True
 
     # end of use
 

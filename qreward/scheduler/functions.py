@@ -107,8 +107,6 @@ class Call:
 class Function:
     """Holds the state of one decorated function, whose present options may be replaced."""
 
-    __slots__ = ("__weakref__", "counters", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
-
     def __init__(self, name: str, options: Any) -> None:
         self.name = name
         self.options = options  # its settings now, with the names of ``ScheduleConfig``
@@ -196,13 +194,26 @@ class CallScheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        call, state = attempt.task, attempt.task.key_state
+        call, function, state = attempt.task, attempt.task.function, attempt.task.key_state
         del call.tried[attempt]
         state.inflight -= 1
         state.used_at = now
         self.inflight -= 1
         if isinstance(outcome, Answer):
-            self._answered(now, attempt, outcome)
+            seconds = now - attempt.sent_at
+            function.quantiles.add(seconds)
+            state.room += now < state.closed_until
+            if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
+                if state.failures and state.trusts(call):
+                    state.close_circuit()
+                if state.adaptive is not None or self.adaptive is not None:
+                    self._adapt(now, call, attempt.sent_at, seconds)
+            if not call.done:
+                function.counters.ok += 1
+                function.counters.hedges_won += attempt.hedge
+                call.note(now, "done after %.3g s", now - call.born)
+                self._end(now, call, CancelReason.BEATEN)
+                self.out.append((FINISH, call, outcome, None, seconds))
         elif isinstance(outcome, CallFailure):
             self._failed(now, attempt, outcome)
         elif not call.done and not call.tried and not call.planned:
@@ -256,10 +267,15 @@ class CallScheduler:
 
     def _follow(self) -> None:
         """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
+
+        def strictness(each: Any) -> tuple[float, ...]:
+            limits = each.adaptive_limit_max, each.adaptive_limit_min, each.adaptive_error_threshold
+            return *limits, each.adaptive_latency_threshold or inf
+
         options = [function.options for function in self.functions]
         most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
         adapting = [each for each in options if each.adaptive_limit and each.limit_size is None]
-        strictest = min(adapting, key=_strictness, default=None)
+        strictest = min(adapting, key=strictness, default=None)
         self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if most == inf else most, most)
         self.limit = most if self.adaptive is None else self.adaptive.limit
 
@@ -389,23 +405,6 @@ class CallScheduler:
 
     # outcomes
 
-    def _answered(self, now: float, attempt: Try, answer: Answer) -> None:
-        call, function, state, seconds = attempt.task, attempt.task.function, attempt.task.key_state, now - attempt.sent_at
-        function.quantiles.add(seconds)
-        state.room += now < state.closed_until
-        if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
-            if state.failures and state.trusts(call):
-                state.close_circuit()
-            if state.adaptive is not None or self.adaptive is not None:
-                self._adapt(now, call, attempt.sent_at, seconds)
-        if call.done:
-            return
-        function.counters.ok += 1
-        function.counters.hedges_won += attempt.hedge
-        call.note(now, "done after %.3g s", now - call.born)
-        self._end(now, call, CancelReason.BEATEN)
-        self.out.append((FINISH, call, answer, None, seconds))
-
     def _failed(self, now: float, attempt: Try, raised: CallFailure) -> None:
         call, state = attempt.task, attempt.task.key_state
         if not call.done:
@@ -417,8 +416,9 @@ class CallScheduler:
             call.note(now, "try %d failed after %.3g s: %s", number, seconds, kind)
         if raised.overloaded:  # this is no failure for the circuit breaker
             call.function.counters.overloaded += 1
-            if raised.wait is not None and raised.wait < inf:
-                state.close(now, now + raised.wait)
+            if raised.wait is not None and raised.wait < inf:  # begins or prolongs a cooldown
+                state.room *= now < state.closed_until
+                state.closed_until = max(state.closed_until, now + raised.wait)
             self._adapt(now, call, attempt.sent_at, None, overloaded=True)
         elif raised.again and attempt.cancel_reason is not CancelReason.OVERDUE:
             self._count_failure(now, call, attempt.sent_at)
@@ -436,8 +436,13 @@ class CallScheduler:
         """Count a try that failed, or whose call exceeded its timeout. If this opens the circuit breaker, the calls that wait are ended."""
         state = call.key_state
         self._adapt(now, call, sent_at, None)
-        if not state.failed(now, call):
+        threshold = state.options.circuit_breaker_threshold
+        if threshold is None:
             return
+        state.failures += 1
+        if not state.trusts(call) or (state.probe is None and state.failures < threshold):
+            return
+        state.opened_at, state.probe = now, None
         call.note(now, "the circuit breaker opens for %g s", state.options.circuit_breaker_recovery)
         waiting = [state.queue.take() for _ in range(len(state.queue))]
         self._arrange(now, state)
@@ -498,8 +503,3 @@ class CallScheduler:
         for attempt in call.tried:
             attempt.cancel_reason = reason
             self.out.append((CANCEL, attempt))
-
-
-def _strictness(options: Any) -> tuple[float, ...]:
-    slow = options.adaptive_latency_threshold
-    return options.adaptive_limit_max, options.adaptive_limit_min, options.adaptive_error_threshold, inf if slow is None else slow

@@ -224,16 +224,12 @@ class PriorityTaskQueue:
             raise ConfigError(f"priority must be in [0, 9], got {priority}")
         self._waiting[next(self._numbers)] = (priority, monotonic(), item)
 
-    def _ordered(self) -> list[tuple[int, int]]:
-        now = monotonic()
-        return sorted((0 if now - since >= self._threshold else level, number) for number, (level, since, _) in self._waiting.items())
-
     def get(self) -> Any:
         """Remove and return the first item; None if the queue is empty."""
-        return self._waiting.pop(self._ordered()[0][1])[2] if self._waiting else None
+        return self._waiting.pop(self.snapshot()[0]["sequence"])[2] if self._waiting else None
 
     def peek(self) -> Any:
-        return self._waiting[self._ordered()[0][1]][2] if self._waiting else None
+        return self._waiting[self.snapshot()[0]["sequence"]][2] if self._waiting else None
 
     @property
     def queue_size(self) -> int:
@@ -249,7 +245,5 @@ class PriorityTaskQueue:
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the waiting items in their order, without the items themselves. ``wait_seconds`` is how long an item has waited."""
         now = monotonic()
-        return [
-            {"priority": rank, "sequence": number, "wait_seconds": round(now - self._waiting[number][1], 3), "cancelled": False}
-            for rank, number in self._ordered()
-        ]
+        order = sorted((0 if now - since >= self._threshold else level, number, since) for number, (level, since, _) in self._waiting.items())
+        return [{"priority": level, "sequence": number, "wait_seconds": round(now - since, 3), "cancelled": False} for level, number, since in order]

@@ -173,12 +173,10 @@ class CallScheduler:
             call.deadline = now + call.options.timeout
         if call.options.debug:
             call.notes = []
-        if not state.admits(now, call):
-            self._refuse(now, call)
-        elif self._may_start(now, call):
+        if state.admits(now, call) and self._may_start(now, call):
             self._start(now, call)
         else:
-            self._wait(now, call)
+            self._enter(now, call)
             self._set_timer(call)
             self.tick(now)
 
@@ -235,7 +233,7 @@ class CallScheduler:
             if not call.done and now >= call.deadline:
                 self._time_out(now, call)
             elif not call.done and now >= call.retry_at:
-                self._retry(now, call)
+                self._enter(now, call)
         self._start_waiting(now)
         for call in due:
             if not call.done and now >= call.hedge_at:
@@ -285,8 +283,13 @@ class CallScheduler:
         """Return whether a try may start now without going ahead of a waiting call."""
         return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._timers.rank()
 
-    def _wait(self, now: float, call: Call) -> None:
-        state = call.key_state
+    def _enter(self, now: float, call: Call) -> None:
+        """Put a call into the queue of its key for its first try or a retry, or refuse it because of the circuit breaker."""
+        state, call.retry_at = call.key_state, inf
+        if not state.admits(now, call):
+            if not call.tried:
+                self._refuse(now, call)
+            return
         if call.notes is not None and not self._may_start(now, call):
             seconds = state.ready_at(call) - now
             if seconds > 0:
@@ -370,16 +373,7 @@ class CallScheduler:
         if at > now:
             call.retry_at = at
         else:
-            self._retry(now, call)
-
-    def _retry(self, now: float, call: Call) -> None:
-        call.retry_at = inf
-        if call.key_state.admits(now, call):
-            self._wait(now, call)
-            return
-        call.note(now, "no retry: the circuit breaker is open")
-        if not call.tried:
-            self._finish(now, call, call.error)
+            self._enter(now, call)
 
     def _unplan(self, now: float, call: Call) -> None:
         call.retry_at = inf

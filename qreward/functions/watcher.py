@@ -36,7 +36,7 @@ class ConfigWatcher:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
         file: path of a YAML, JSON or TOML file, which may be missing at first. To update it, write a new file and rename it to this path.
         callback: function that is called at each check. It returns a mapping of settings, or None if nothing has changed.
-        poll_interval: seconds between checks.
+        poll_interval: seconds between checks; with None, ``start`` checks once, and further checks are made by ``poll_once``.
         on_error: function that is called with the ``ConfigError``, in the watcher's thread.
 
     Raises:
@@ -57,7 +57,7 @@ class ConfigWatcher:
         *,
         file: str | Path | None = None,
         callback: Callable[[], Mapping[str, Any] | None] | None = None,
-        poll_interval: float = 5.0,
+        poll_interval: float | None = 5.0,
         on_error: Callable[[Exception], object] | None = None,
     ) -> None:
         config = target if isinstance(target, ScheduleConfig) else getattr(target, "config", None)
@@ -67,12 +67,7 @@ class ConfigWatcher:
             raise ConfigError("a ConfigWatcher needs exactly one of file and callback")
         if not isinstance(file, str | Path | None):
             raise ConfigError("file must be a path")
-        interval = options.seconds("poll_interval", poll_interval)
-        if interval is None:
-            raise ConfigError(
-                "poll_interval must be a positive number of seconds; to check only on demand, call poll_once() and never start()"
-            )
-        self._interval = interval
+        self._interval = options.seconds("poll_interval", poll_interval)
         self._path = None if file is None else Path(file).expanduser().absolute()
         self._name = "callback" if self._path is None else str(self._path)
         self._callback = options.callback("callback", callback)

@@ -220,7 +220,7 @@ class BlockingCall:
         """Run a command that results from a change in another thread or event loop, whose own timer may end with it."""
         self._receive(command)
         if command[0] == SEND:
-            self._change(self._engine.scheduler.tick)
+            self._change(lambda _now: None)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
         """Change the scheduler's state under the lock, run the resulting commands, and make sure that the scheduler is ticked in time."""

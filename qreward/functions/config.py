@@ -295,6 +295,11 @@ class FunctionOptions:
     """The settings of a configuration at one moment, as attributes. A change of the configuration makes another object."""
 
     def __init__(self, config: ScheduleConfig) -> None:
-        for name, value in config.snapshot().items():  # reading is faster than if ``__dict__`` was set
+        values = config.snapshot()
+        for name, value in values.items():  # reading is faster than if ``__dict__`` was set
             setattr(self, name, value)
-        self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1
+        exporter = getattr(values["telemetry_exporter"], "export", None)
+        receivers = {"metrics_callback": values["metrics_callback"], "telemetry_exporter": exporter}
+        self.receivers = [(name, receiver) for name, receiver in receivers.items() if receiver is not None]
+        limits = values["timeout"], values["hedged_request_time"]
+        self.needs_thread = limits != (None, None) or values["speed_up_max_multiply"] > 1

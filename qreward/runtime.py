@@ -192,10 +192,16 @@ class Runtime:
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
         """Send one decision, in several requests if needed. If all requests fail, raises the error of the first request."""
-        model, began = call.model, self.clock()
+        model, began, timeout = call.model, self.clock(), request_options.timeout
         pool, dialects = self.fleet.pool(model), self.dialects
         if model not in dialects.most:
-            request_options = await self._find_dialects(pool, model, request_options)
+            await dialects.find(self.engine.driver(), pool, model, timeout)
+            if timeout is not None:
+                timeout -= self.clock() - began
+                if timeout <= 0:
+                    waited = f"no answer within the timeout of {request_options.timeout:g} s"
+                    raise RequestTimeout(f"{waited}: which dialect of decisions {pool.name} speaks is not known yet")
+                request_options = request_options._replace(timeout=timeout)
             began = self.clock()
         most = partial(dialects.most_at, pool, model)
         if (count := len(call.inputs.questions)) <= most():
@@ -209,18 +215,6 @@ class Runtime:
         if result.error is not None:
             raise with_trail(result.error, result.attempts)
         return cast("Decision", result.value)
-
-    async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
-        began, timeout = self.clock(), request_options.timeout
-        await self.dialects.find(self.engine.driver(), pool, model, timeout)
-        if timeout is None:
-            return request_options
-        left = timeout - (self.clock() - began)
-        if left <= 0:
-            raise RequestTimeout(
-                f"no answer within the timeout of {timeout:g} s: which dialect of decisions {pool.name} speaks is not known yet"
-            )
-        return request_options._replace(timeout=left)
 
     async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
         """Send the decisions of a batch. The questions of a decision are divided among several requests if needed."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import inf
+from operator import itemgetter
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -125,7 +126,7 @@ class OldScheduleConfig(ScheduleConfig):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**new_settings(settings))
 
-    def on_change(self, callback: Callable[[Any], object]) -> Callable[[], None]:  # type: ignore[override]
+    def on_change(self, callback: Callable[[Any], object]) -> Callable[[], object]:  # type: ignore[override]
         return super().on_change(lambda config, _: callback(config))
 
     @property
@@ -144,6 +145,11 @@ class OldScheduleConfig(ScheduleConfig):
         return self.adjust_wait_time(basic_wait_time, has_wait_time, max_wait_time)
 
 
+def _environment() -> dict[str, str]:
+    found = {name: os.environ.get(f"QREWARD_SCHEDULE_{name.upper()}") for name in ScheduleConfig.model_fields}
+    return {name: value for name, value in found.items() if value}
+
+
 class OldConfigWatcher(ConfigWatcher):
     """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two changes."""
 
@@ -156,15 +162,10 @@ class OldConfigWatcher(ConfigWatcher):
         poll_interval: float = 5.0,
         cooldown: float = 5.0,
     ) -> None:
-        variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
-        places: dict[str, Any] = {
-            "file": {"file": file_path},
-            "env": {"callback": lambda: {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}},
-            "callback": {"callback": callback},
-        }
-        if source not in places:
+        if source not in ("file", "env", "callback"):
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
-        super().__init__(config, **places[source], poll_interval=poll_interval)
+        ask = {"file": None, "env": _environment, "callback": callback}[source]
+        super().__init__(config, file=file_path if source == "file" else None, callback=ask, poll_interval=poll_interval)
         self._cooldown, self._changed_at = cooldown, -inf
 
     def _check(self, stopping: Event | None) -> bool:
@@ -224,16 +225,12 @@ class PriorityTaskQueue:
             raise ConfigError(f"priority must be in [0, 9], got {priority}")
         self._waiting[next(self._numbers)] = (priority, monotonic(), item)
 
-    def _ordered(self) -> list[tuple[int, int]]:
-        now = monotonic()
-        return sorted((0 if now - since >= self._threshold else level, number) for number, (level, since, _) in self._waiting.items())
-
     def get(self) -> Any:
         """Remove and return the first item; None if the queue is empty."""
-        return self._waiting.pop(self._ordered()[0][1])[2] if self._waiting else None
+        return self._waiting.pop(self.snapshot()[0]["sequence"])[2] if self._waiting else None
 
     def peek(self) -> Any:
-        return self._waiting[self._ordered()[0][1]][2] if self._waiting else None
+        return self._waiting[self.snapshot()[0]["sequence"]][2] if self._waiting else None
 
     @property
     def queue_size(self) -> int:
@@ -248,8 +245,8 @@ class PriorityTaskQueue:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the waiting items in their order, without the items themselves. ``wait_seconds`` is how long an item has waited."""
-        now = monotonic()
-        return [
-            {"priority": rank, "sequence": number, "wait_seconds": round(now - self._waiting[number][1], 3), "cancelled": False}
-            for rank, number in self._ordered()
-        ]
+        now, shown = monotonic(), list[dict[str, Any]]()
+        for number, (level, since, _) in self._waiting.items():
+            priority = 0 if now - since >= self._threshold else level
+            shown.append({"priority": priority, "sequence": number, "wait_seconds": round(now - since, 3), "cancelled": False})
+        return sorted(shown, key=itemgetter("priority", "sequence"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -62,7 +63,7 @@ class OpenAIChatProxy:
         self._limiter: tuple[asyncio.AbstractEventLoop, AsyncLimiter] | None = None
         self._max_concurrent = max_concurrent
         self._timeouts = _timeouts(timeout)
-        self._temperature = 0.0
+        self._defaults = {"temperature": 0.0}
         self._process_chat = chat_process_func
         self._process_error = error_process_func
 
@@ -83,7 +84,7 @@ class OpenAIChatProxy:
         return self
 
     def with_temperature(self, temperature: float) -> Self:
-        self._temperature = temperature
+        self._defaults["temperature"] = temperature
         return self
 
     def with_timeout(self, timeout: Any) -> Self:
@@ -119,9 +120,6 @@ class OpenAIChatProxy:
             await self._bucket()
             yield item
 
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"temperature": self._temperature, **options}
-
     def _content(self, completion: Any) -> Any:
         if self._process_chat is not None:
             completion = self._process_chat(completion)
@@ -129,11 +127,11 @@ class OpenAIChatProxy:
 
     async def chat_completion(self, messages: Any, model: str, **options: Any) -> Any:
         await self._bucket()
-        return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
+        return self._content(await self.client.chat_completion(messages, model, **{**self._defaults, **options}))
 
     async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
         """Return the texts in the order of the input. For a failed item, return its exception or the result of ``error_process_func``."""
-        batch = await self.client.batch_chat_completion(self._paced(batch_messages), model, **self._options(options))
+        batch = await self.client.batch_chat_completion(self._paced(batch_messages), model, **{**self._defaults, **options})
         outcomes = []
         for result in batch:
             try:
@@ -144,12 +142,12 @@ class OpenAIChatProxy:
 
     async def stream_chat_completion(self, messages: Any, model: str, **options: Any) -> AsyncIterator[str]:
         await self._bucket()
-        async with self.client.stream_chat_completion(messages, model, **self._options(options)) as stream:
+        async with self.client.stream_chat_completion(messages, model, **{**self._defaults, **options}) as stream:
             async for token in stream:
                 yield token
 
     def batch_stream_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> BatchStream:
-        return self.client.batch_stream_chat_completion(self._paced(batch_messages), model, **self._options(options))
+        return self.client.batch_stream_chat_completion(self._paced(batch_messages), model, **{**self._defaults, **options})
 
     async def embeddings(self, *, sentences: Any = None, model: str | None = None, **options: Any) -> list[Any]:
         return (await self.client.embeddings(sentences, model or "", **options)).data
@@ -172,7 +170,7 @@ class ProxyGroup:
     proxies: dict[str, OpenAIChatProxy] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     healthy_keys: set[str] = field(default_factory=set)
-    _credit: dict[str, int] = field(default_factory=dict, repr=False)
+    _credit: Counter[str] = field(default_factory=Counter, repr=False)
 
     def add(self, key: str, proxy: OpenAIChatProxy, weight: int = 1) -> None:
         if key in self.proxies:
@@ -192,8 +190,7 @@ class ProxyGroup:
         shares = {key: self.weights[key] if weighted else 1 for key in self.proxies if key in self.healthy_keys}
         if not shares:
             raise RuntimeError(f"no healthy proxy{f' for {self.pattern!r}' if self.pattern else ''}; mark one with mark_healthy()")
-        for key, share in shares.items():
-            self._credit[key] = self._credit.get(key, 0) + share
+        self._credit.update(shares)
         best = max(shares, key=self._credit.__getitem__)
         self._credit[best] -= sum(shares.values())
         return self.proxies[best]

@@ -42,21 +42,22 @@ class Portal:
     Attributes:
         loop: the event loop.
         ended: True if the event loop has ended.
+        failure: the exception that ended it, if one did.
         under_way: the work that has not ended yet.
     """
 
     def __init__(self, name: str = PORTAL, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
         self.ended = False
         self._exit_timeout = GRACE
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._lock = threading.RLock()  # reentrant: while it is held, garbage collection may run code that begins work
         self.under_way: set[_Work[Any]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=[loop_factory], name=name, daemon=True)
         self._thread.start()
         self._ready.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an async function in the event loop and wait for it. The function sees the caller's context variables.
@@ -128,10 +129,6 @@ class Portal:
                 return self.soon(work.begin)
         return work.settle()
 
-    def lost_error(self) -> BaseException:
-        """Return the error of lost work: the exception that ended the event loop (such as ``SystemExit``), or ``ClientClosed``."""
-        return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
-
     def detach_after_fork(self) -> tuple[object, ...]:
         """Give up the parent's event loop in a forked child. Returns what must be kept, because closing it would affect the parent."""
         self._lock = threading.RLock()  # another thread of the parent may have held the old lock
@@ -145,11 +142,11 @@ class Portal:
                 try:
                     runner.run(self._serve())
                 except (KeyboardInterrupt, SystemExit) as error:  # raised by a caller's code; ends the loop, as in asyncio.run
-                    self._failure = error
+                    self.failure = error
                 with self._lock:
                     self.ended = True
         except BaseException as error:  # the loop could not be created or closed
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         finally:
             self._give_up()
             self._ready.set()
@@ -161,7 +158,7 @@ class Portal:
         await self._stop.wait()
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if self._failure is None or context.get("exception") is not self._failure:  # the failure is raised in all waiting callers
+        if self.failure is None or context.get("exception") is not self.failure:  # the failure is raised in all waiting callers
             loop.default_exception_handler(context)
 
     def _give_up(self) -> None:
@@ -222,10 +219,14 @@ class _Work(Generic[T]):
         return self.wait(GRACE)
 
     def result(self) -> T:
-        """Return the coroutine's result or raise its exception. Raises :meth:`Portal.lost_error` if the work was lost."""
+        """Return the coroutine's result or raise its exception.
+
+        If the work was lost, raises the exception that ended the event loop (such as ``SystemExit``), or ``ClientClosed``.
+        """
         task, self.task = self.task, None
         if task is None or not task.done() or (task.cancelled() and self._portal.ended):
-            raise self._portal.lost_error()
+            why = "the request was dropped: the process is ending, or was forked from the one that began it"
+            raise self._portal.failure or ClientClosed(why)
         try:
             return task.result()
         finally:
@@ -276,16 +277,15 @@ class BlockingIterator(Iterator[T]):
 
     def close(self) -> None:
         """Stop reading and close the iterable. An exception that the iterable raises while it is closed is raised here."""
-        begun, self._over = self._work is not None and not self._over, True
-        if not begun:
+        work, over, self._over = self._work, self._over, True
+        if work is None or over:
             return
-        assert self._work is not None
         if self._portal.is_here():
-            self._work.cancel()
+            work.cancel()
             return
-        self._work.stop()
+        work.stop()
         with contextlib.suppress(asyncio.CancelledError, ClientClosed):
-            self._work.result()
+            work.result()
 
     def __enter__(self) -> Self:
         return self

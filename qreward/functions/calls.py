@@ -195,17 +195,16 @@ class BlockingCall:
 
     def result(self, call: Call) -> Answer | BaseException:
         """Submit the call and wait for its outcome. If the caller is interrupted, the tries of the call are given up."""
+        scheduler = self._engine.scheduler
         try:
-            wake = self._change(self._engine.scheduler.submit, call)
+            self._change(scheduler.submit, call)
             while True:
                 if self._inbox.empty():  # it waits, which is refused if the process is ending
-                    _time.keep(self._engine, wake)
-                else:
-                    self._keep(wake)
+                    _time.keep(self._engine, None)
                 item = _time.take(self._inbox, self._engine)
                 if type(item) is not Try:
                     return item  # type: ignore[no-any-return]
-                wake = self._change(self._engine.scheduler.event, item, self._run(item))
+                self._change(scheduler.event, item, self._run(item))
         finally:
             self.leave(call)
 
@@ -215,18 +214,16 @@ class BlockingCall:
             self._change(self._engine.scheduler.withdraw, [call])
         if self._context is None:
             for attempt in list(call.tried):
-                self._ended(attempt, CANCELLED)
+                self._change(self._engine.scheduler.event, attempt, CANCELLED)
 
     def post(self, command: Command) -> None:
         """Run a command that results from a change in another thread or event loop, whose own timer may end with it."""
         self._receive(command)
         if command[0] == SEND:
-            with self._engine.lock:
-                wake = self._engine.scheduler.next_wake()
-            self._keep(wake)
+            self._change(lambda _now: None)
 
-    def _change(self, change: Callable[..., None], *arguments: Any) -> float | None:
-        """Change the scheduler's state under the lock, and run the resulting commands. Returns when the scheduler must be ticked next."""
+    def _change(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Change the scheduler's state under the lock, run the resulting commands, and make sure that the scheduler is ticked in time."""
         engine, scheduler = self._engine, self._engine.scheduler
         with engine.lock:
             change(engine.clock(), *arguments)
@@ -234,11 +231,10 @@ class BlockingCall:
             wake = scheduler.next_wake()
         for command in out:
             home = runner_of(command)
-            if home is self:
-                self._receive(command)
-            else:
-                home.post(command)
-        return wake
+            (self._receive if home is self else home.post)(command)
+        if wake is not None:
+            with suppress(ClientClosed):
+                _time.keep(engine, wake)
 
     def _receive(self, command: Command) -> None:
         if command[0] == FINISH:
@@ -251,13 +247,14 @@ class BlockingCall:
             self._inbox.put(attempt)
             return
         context = self._context.copy()
-        if _time.run(lambda: partial(self._ended, attempt, context.run(self._run, attempt))):
+        ended = partial(self._change, self._engine.scheduler.event, attempt)
+        if _time.run(lambda: partial(ended, context.run(self._run, attempt))):
             return
         outcome: CallFailure | Cancelled = CANCELLED
         if len(attempt.task.tried) == 1:  # a further try without a thread does not fail the call
             why = "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
             outcome = CallFailure(QueueFull(why), again=False)
-        self._ended(attempt, outcome)
+        ended(outcome)
 
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
         if attempt.cancel_reason is not None:
@@ -266,11 +263,3 @@ class BlockingCall:
             return Answer(self._body())
         except BaseException as error:  # interrupts and exits too: the scheduler ends the call with them
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
-
-    def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
-        self._keep(self._change(self._engine.scheduler.event, attempt, outcome))
-
-    def _keep(self, wake: float | None) -> None:
-        if wake is not None:
-            with suppress(ClientClosed):
-                _time.keep(self._engine, wake)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, PlainValidator, PrivateAttr, TypeAdapter, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, TypeAdapter, field_validator, model_validator
 
 from qreward.callables import NOT_GIVEN, Code, FunctionKind, kind_of
 from qreward.engine import background
@@ -57,6 +57,15 @@ def check_hedge_time(value: Any) -> Any:
         return _above_zero(value)
     except ValueError:
         raise ValueError("must be a positive number of seconds, a percentile such as 'p95', or None") from None
+
+
+def _none_is_off(value: object) -> object:
+    if isinstance(value, int | float | str) and value in (0, "0"):
+        raise ValueError("0 does not switch it off; use None to switch it off")
+    return value
+
+
+_NOT_ZERO = BeforeValidator(_none_is_off)
 
 
 def check_exporter(value: Any) -> Any:
@@ -144,27 +153,27 @@ class ScheduleConfig(Policy):
         ScheduleConfig(retry_times=3, hedged_request_time='p95')
     """
 
-    timeout: Seconds | None = None
+    timeout: Annotated[Seconds | None, _NOT_ZERO] = None
     retry_times: Many = 0
     retry_interval: SomeSeconds = 1.0
     retry_max_interval: Seconds = 60.0
     exception_types: Annotated[Failures, PlainValidator(check_exceptions)] = Exception
-    limit_size: Count | None = None
+    limit_size: Annotated[Count | None, _NOT_ZERO] = None
     limit_window: Seconds = 1.0
     key_func: Annotated[Callable[..., Hashable] | None, PlainValidator(check_plain)] = None
-    max_concurrency: Count | None = None
-    hedged_request_time: Annotated[float | str | None, PlainValidator(check_hedge_time)] = None
+    max_concurrency: Annotated[Count | None, _NOT_ZERO] = None
+    hedged_request_time: Annotated[float | str | None, PlainValidator(check_hedge_time), _NOT_ZERO] = None
     hedged_request_max_times: Count = 1
     hedged_request_proportion: Portion = 0.05
     speed_up_max_multiply: Count = 1
     default_result: Any = NOT_GIVEN
-    circuit_breaker_threshold: Count | None = None
+    circuit_breaker_threshold: Annotated[Count | None, _NOT_ZERO] = None
     circuit_breaker_recovery: Seconds = 30.0
     adaptive_limit: bool = False
     adaptive_limit_min: Count = 10
     adaptive_limit_max: Count = 500
     adaptive_error_threshold: Portion = 0.3
-    adaptive_latency_threshold: Seconds | None = None
+    adaptive_latency_threshold: Annotated[Seconds | None, _NOT_ZERO] = None
     priority: Annotated[Level, AfterValidator(lambda level: Priority(level) if level in list(Priority) else level)] = default(
         Priority.NORMAL
     )
@@ -175,21 +184,6 @@ class ScheduleConfig(Policy):
 
     _callbacks: dict[object, Callable[[Any, frozenset[str]], object]] = PrivateAttr(default_factory=dict)
     __hash__ = None  # type: ignore[assignment] # its values can change
-
-    @field_validator(
-        "timeout",
-        "limit_size",
-        "max_concurrency",
-        "hedged_request_time",
-        "circuit_breaker_threshold",
-        "adaptive_latency_threshold",
-        mode="before",
-    )
-    @classmethod
-    def _none_is_off(cls, value: object) -> object:
-        if isinstance(value, int | float | str) and value in (0, "0"):
-            raise ValueError("0 does not switch it off; use None to switch it off")
-        return value
 
     @field_validator("pool")
     @classmethod
@@ -238,7 +232,7 @@ class ScheduleConfig(Policy):
                             logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(changed)))
         return changed
 
-    def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
+    def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], object]:
         """Call ``callback(config, names)`` after each update that changes a value. Returns a function that removes the callback.
 
         The callback runs in the thread that makes the change. Changes are reported one at a time, in order, so the callback must not wait
@@ -246,11 +240,7 @@ class ScheduleConfig(Policy):
         """
         token = object()
         self._callbacks[token] = callback
-
-        def remove() -> None:
-            self._callbacks.pop(token, None)
-
-        return remove
+        return partial(self._callbacks.pop, token, None)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a new dict of all values at one moment."""
@@ -305,6 +295,11 @@ class FunctionOptions:
     """The settings of a configuration at one moment, as attributes. A change of the configuration makes another object."""
 
     def __init__(self, config: ScheduleConfig) -> None:
-        for name, value in config.snapshot().items():  # reading is faster than if ``__dict__`` was set
+        values = config.snapshot()
+        for name, value in values.items():  # reading is faster than if ``__dict__`` was set
             setattr(self, name, value)
-        self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1
+        exporter = getattr(values["telemetry_exporter"], "export", None)
+        receivers = {"metrics_callback": values["metrics_callback"], "telemetry_exporter": exporter}
+        self.receivers = [(name, receiver) for name, receiver in receivers.items() if receiver is not None]
+        limits = values["timeout"], values["hedged_request_time"]
+        self.needs_thread = limits != (None, None) or values["speed_up_max_multiply"] > 1

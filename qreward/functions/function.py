@@ -29,6 +29,7 @@ from qreward.scheduler.outcome import Answer
 log = logging.getLogger("qreward.schedule")
 
 Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
+_OUTCOMES: dict[type, Outcome] = {RequestTimeout: "timeout", CircuitOpen: "circuit_open"}  # of errors of the scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +166,8 @@ class ScheduledFunction(Function):
         return FunctionOptions(config)
 
     def _follow(self, config: ScheduleConfig) -> None:
-        options = self.options_of(config)
-
-        def change(now: float) -> None:
-            self.options = options
-            self.engine.scheduler.changed(now, self)
-
-        self.engine.apply(change)
+        self.options = self.options_of(config)
+        self.engine.apply(lambda now: self.engine.scheduler.changed(now, self))
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)
@@ -229,13 +225,9 @@ class ScheduledFunction(Function):
         return Call(self, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
 
     def _default_or_raise(self, call: Call, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        outcome: Outcome = "failed"
-        if call.error is error:
-            covered = call.covered
-        elif isinstance(error, RequestTimeout | CircuitOpen):
-            outcome, covered = "timeout" if isinstance(error, RequestTimeout) else "circuit_open", True
-        else:
-            covered = is_retried(error, call.options) is not False
+        own = call.error is error
+        outcome: Outcome = "failed" if own else _OUTCOMES.get(type(error), "failed")
+        covered = call.covered if own else outcome != "failed" or is_retried(error, call.options) is not False
         default = call.options.default_result if self.may_replace(error, covered=covered) else NOT_GIVEN
         self._report(call, outcome, error, defaulted=default is not NOT_GIVEN)
         if default is NOT_GIVEN:
@@ -258,20 +250,17 @@ class ScheduledFunction(Function):
         if call.notes is not None:
             for at, text in call.notes:
                 log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
-        options = call.options
-        callback, exporter = options.metrics_callback, options.telemetry_exporter
-        if callback is None and exporter is None:
+        if not call.options.receivers:
             return
         now = self.engine.clock()
         queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__
         tries = call.begun, call.retries, call.hedges
         metrics = ScheduleMetrics(self.name, call.key, outcome, kind, defaulted, *tries, queued, now - call.born)
-        for name, receiver in (("metrics_callback", callback), ("telemetry_exporter", getattr(exporter, "export", None))):
-            if receiver is not None:
-                try:
-                    receiver(metrics)
-                except Exception:
-                    log.exception("%s of %s() raised; the call is not affected", name, self.name)
+        for name, receiver in call.options.receivers:
+            try:
+                receiver(metrics)
+            except Exception:
+                log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
     def stats(self) -> ScheduleStats:
         with self.engine.lock:

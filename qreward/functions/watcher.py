@@ -36,7 +36,7 @@ class ConfigWatcher:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
         file: path of a YAML, JSON or TOML file, which may be missing at first. To update it, write a new file and rename it to this path.
         callback: function that is called at each check. It returns a mapping of settings, or None if nothing has changed.
-        poll_interval: seconds between checks.
+        poll_interval: seconds between checks; with None, ``start`` checks once, and further checks are made by ``poll_once``.
         on_error: function that is called with the ``ConfigError``, in the watcher's thread.
 
     Raises:
@@ -57,7 +57,7 @@ class ConfigWatcher:
         *,
         file: str | Path | None = None,
         callback: Callable[[], Mapping[str, Any] | None] | None = None,
-        poll_interval: float = 5.0,
+        poll_interval: float | None = 5.0,
         on_error: Callable[[Exception], object] | None = None,
     ) -> None:
         config = target if isinstance(target, ScheduleConfig) else getattr(target, "config", None)
@@ -67,16 +67,11 @@ class ConfigWatcher:
             raise ConfigError("a ConfigWatcher needs exactly one of file and callback")
         if not isinstance(file, str | Path | None):
             raise ConfigError("file must be a path")
-        interval = options.seconds("poll_interval", poll_interval)
-        if interval is None:
-            raise ConfigError(
-                "poll_interval must be a positive number of seconds; to check only on demand, call poll_once() and never start()"
-            )
-        self._interval = interval
+        self._interval = options.seconds("poll_interval", poll_interval)
         self._path = None if file is None else Path(file).expanduser().absolute()
         self._name = "callback" if self._path is None else str(self._path)
         self._callback = options.callback("callback", callback)
-        self._on_error = options.callback("on_error", on_error)
+        self._on_error = options.callback("on_error", on_error) or (lambda _: None)
         self._target, self._config = target, config if isinstance(config, ScheduleConfig) else None
         self._in_code = {} if self._config is None else self._config.snapshot()
         self._applied: frozenset[str] = frozenset()  # names of the parameters of a function that the source has set
@@ -146,11 +141,9 @@ class ConfigWatcher:
                 changed = self._take_over(stopping)
             except Exception as error:
                 text = str(error) if isinstance(error, QRewardError) else f"{self._name}: {type(error).__name__}"
-                if text == self._reported:
-                    return False
-                self._reported = text
-                logger.warning("%s; nothing was changed", text)
-                if self._on_error is not None:
+                if text != self._reported:
+                    self._reported = text
+                    logger.warning("%s; nothing was changed", text)
                     try:
                         self._on_error(error)
                     except Exception:
@@ -163,31 +156,24 @@ class ConfigWatcher:
 
     def _take_over(self, stopping: Event | None) -> frozenset[str]:
         """Apply the settings of the source if they have changed. Returns the names of the settings that were changed."""
-        settings = self._read()
+        settings, changed = self._read(), frozenset[str]()
         if settings is None:
             settings = self._refused
         if settings is None or (stopping is not None and stopping.is_set()):
-            return frozenset()
-        self._refused = None
-        if same(settings, self._settings):
-            return frozenset()
-        try:
-            changed = self._apply(settings)
-        except Exception:
+            return changed
+        if not same(settings, self._settings):
             self._refused = settings
-            raise
-        self._settings = settings
-        return changed
-
-    def _apply(self, settings: Any) -> frozenset[str]:
-        try:
-            if self._config is None:
-                return self._target.reload(settings)  # type: ignore[no-any-return]
-            restored = {name: self._in_code[name] for name in self._applied - settings.keys()}
-            changed = self._config.update(**restored, **settings)
-        except ConfigError as error:
-            raise SettingsLocation(self._name).named(error) from None
-        self._applied = frozenset(settings)
+            try:
+                if self._config is None:
+                    changed = self._target.reload(settings)
+                else:
+                    restored = {name: self._in_code[name] for name in self._applied - settings.keys()}
+                    changed = self._config.update(**restored, **settings)
+                    self._applied = frozenset(settings)
+            except ConfigError as error:
+                raise SettingsLocation(self._name).named(error) from None
+            self._settings = settings
+        self._refused = None
         return changed
 
     def _read(self) -> Any:

@@ -27,21 +27,20 @@ class IndexedHeap(Generic[T]):
         self._pushes = 0
 
     def put(self, item: T, rank: Any) -> None:
+        """Add an item, or move it to another rank. The rank inf removes it."""
         entry = self._entries.get(item)
         if entry is not None:
             if entry[0] == rank:
                 return
-            entry[2] = None
-        self._pushes += 1
-        entry = self._entries[item] = [rank, self._pushes, item]
-        heappush(self._heap, entry)
-        self._sweep()
-
-    def drop(self, item: T) -> None:
-        entry = self._entries.pop(item, None)
-        if entry is not None:
-            entry[2] = None  # so that the removed item can be garbage collected
-            self._sweep()
+            entry[2] = None  # so that a removed item can be garbage collected
+            del self._entries[item]
+        if rank != inf:
+            self._pushes += 1
+            entry = self._entries[item] = [rank, self._pushes, item]
+            heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._entries) + SWEEP:
+            self._heap = list(self._entries.values())
+            heapify(self._heap)
 
     def first(self) -> T | None:
         heap = self._heap
@@ -69,11 +68,6 @@ class IndexedHeap(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._entries) + SWEEP:
-            self._heap = list(self._entries.values())
-            heapify(self._heap)
-
 
 class AimdLimit:
     """Adapts a limit between two bounds (AIMD; Chiu and Jain, 1989), each time as many tries have ended as it allows (at least 5).
@@ -98,28 +92,22 @@ class AimdLimit:
 
     def ended(self, now: float, sent_at: float, seconds: float | None, *, overloaded: bool = False) -> None:
         """Record that a try succeeded after ``seconds``, or failed (None). After overload, the limit falls at once."""
-        if overloaded and sent_at >= self._fell_at:
-            self._fall(now)
         if overloaded or sent_at < self._since:
+            if overloaded and sent_at >= self._fell_at:
+                self._fall(now)
             return
         self._ended += 1
-        if seconds is None:
-            self._failed += 1
-        else:
-            self._seconds += seconds
+        self._failed += seconds is None
+        self._seconds += seconds or 0.0
         if self._ended < max(LEAST_ROUND, self.limit):
             return
-        errors, most_errors, slow = (
-            self._failed / self._ended,
-            self.options.adaptive_error_threshold,
-            self.options.adaptive_latency_threshold,
-        )
+        errors, most_errors = self._failed / self._ended, self.options.adaptive_error_threshold
+        slow = self.options.adaptive_latency_threshold
         if errors > most_errors or (slow is not None and self._seconds > slow * (self._ended - self._failed)):
             self._fall(now)
-        elif self.wanted and errors <= most_errors / 2:
-            self._begin_round(now, max(self.limit + 1, round(self.limit * RISE)))
         else:
-            self._begin_round(now, self.limit)
+            rises = self.wanted and errors <= most_errors / 2
+            self._begin_round(now, max(self.limit + 1, round(self.limit * RISE)) if rises else self.limit)
 
     def _fall(self, now: float) -> None:
         self._fell_at = now
@@ -203,12 +191,6 @@ class KeyState:
             while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
                 starts.popleft()
 
-    def close(self, now: float, until: float) -> None:
-        """Begin or prolong a cooldown."""
-        if now >= self.closed_until:
-            self.room = 0
-        self.closed_until = max(self.closed_until, until)
-
     # circuit breaker
 
     def close_circuit(self) -> None:
@@ -229,17 +211,6 @@ class KeyState:
         if self.opened_at > -inf and self.probe is None and now >= self.open_until:
             self.probe = call
         return self.trusts(call)
-
-    def failed(self, now: float, call: object) -> bool:
-        """Count a failed try. Returns True if it opens the circuit breaker."""
-        threshold = self.options.circuit_breaker_threshold
-        if threshold is None:
-            return False
-        self.failures += 1
-        if not self.trusts(call) or (self.probe is None and self.failures < threshold):
-            return False
-        self.opened_at, self.probe = now, None
-        return True
 
     # end of use
 

@@ -107,8 +107,6 @@ class Call:
 class Function:
     """Holds the state of one decorated function, whose present options may be replaced."""
 
-    __slots__ = ("__weakref__", "counters", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
-
     def __init__(self, name: str, options: Any) -> None:
         self.name = name
         self.options = options  # its settings now, with the names of ``ScheduleConfig``
@@ -175,12 +173,10 @@ class CallScheduler:
             call.deadline = now + call.options.timeout
         if call.options.debug:
             call.notes = []
-        if not state.admits(now, call):
-            self._refuse(now, call)
-        elif self._may_start(now, call):
+        if state.admits(now, call) and self._may_start(now, call):
             self._start(now, call)
         else:
-            self._wait(now, call)
+            self._enter(now, call)
             self._set_timer(call)
             self.tick(now)
 
@@ -196,13 +192,26 @@ class CallScheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        call, state = attempt.task, attempt.task.key_state
+        call, function, state = attempt.task, attempt.task.function, attempt.task.key_state
         del call.tried[attempt]
         state.inflight -= 1
         state.used_at = now
         self.inflight -= 1
         if isinstance(outcome, Answer):
-            self._answered(now, attempt, outcome)
+            seconds = now - attempt.sent_at
+            function.quantiles.add(seconds)
+            state.room += now < state.closed_until
+            if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
+                if state.failures and state.trusts(call):
+                    state.close_circuit()
+                if state.adaptive is not None or self.adaptive is not None:
+                    self._adapt(now, call, attempt.sent_at, seconds)
+            if not call.done:
+                function.counters.ok += 1
+                function.counters.hedges_won += attempt.hedge
+                call.note(now, "done after %.3g s", now - call.born)
+                self._end(now, call, CancelReason.BEATEN)
+                self.out.append((FINISH, call, outcome, None, seconds))
         elif isinstance(outcome, CallFailure):
             self._failed(now, attempt, outcome)
         elif not call.done and not call.tried and not call.planned:
@@ -224,7 +233,7 @@ class CallScheduler:
             if not call.done and now >= call.deadline:
                 self._time_out(now, call)
             elif not call.done and now >= call.retry_at:
-                self._retry(now, call)
+                self._enter(now, call)
         self._start_waiting(now)
         for call in due:
             if not call.done and now >= call.hedge_at:
@@ -256,10 +265,15 @@ class CallScheduler:
 
     def _follow(self) -> None:
         """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
+
+        def strictness(each: Any) -> tuple[float, ...]:
+            limits = each.adaptive_limit_max, each.adaptive_limit_min, each.adaptive_error_threshold
+            return *limits, each.adaptive_latency_threshold or inf
+
         options = [function.options for function in self.functions]
         most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
         adapting = [each for each in options if each.adaptive_limit and each.limit_size is None]
-        strictest = min(adapting, key=_strictness, default=None)
+        strictest = min(adapting, key=strictness, default=None)
         self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if most == inf else most, most)
         self.limit = most if self.adaptive is None else self.adaptive.limit
 
@@ -269,8 +283,13 @@ class CallScheduler:
         """Return whether a try may start now without going ahead of a waiting call."""
         return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._timers.rank()
 
-    def _wait(self, now: float, call: Call) -> None:
-        state = call.key_state
+    def _enter(self, now: float, call: Call) -> None:
+        """Put a call into the queue of its key for its first try or a retry, or refuse it because of the circuit breaker."""
+        state, call.retry_at = call.key_state, inf
+        if not state.admits(now, call):
+            if not call.tried:
+                self._refuse(now, call)
+            return
         if call.notes is not None and not self._may_start(now, call):
             seconds = state.ready_at(call) - now
             if seconds > 0:
@@ -284,16 +303,10 @@ class CallScheduler:
         """Mark a key as ready, or set its timer. Call this when the key's first waiting call, or that call's start time, has changed."""
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
-        if first is not None and at <= now:
-            self.ready.put(state, first.order)
-        else:
-            self.ready.drop(state)
-        if now < at < inf:
-            self._timers.put(state, at)
-            if state.adaptive is not None and at > state.closed_until:
-                state.adaptive.wanted = True
-        else:
-            self._timers.drop(state)
+        self.ready.put(state, inf if first is None or at > now else first.order)
+        self._timers.put(state, at if at > now else inf)
+        if now < at < inf and state.adaptive is not None and at > state.closed_until:
+            state.adaptive.wanted = True
 
     def _start_waiting(self, now: float) -> None:
         """Start waiting calls in order, while there are free slots."""
@@ -310,11 +323,7 @@ class CallScheduler:
             self._arrange(now, state)
 
     def _set_timer(self, call: Call) -> None:
-        due = inf if call.done else min(call.deadline, call.retry_at, call.hedge_at)
-        if due < inf:
-            self._timers.put(call, due)
-        else:
-            self._timers.drop(call)
+        self._timers.put(call, inf if call.done else min(call.deadline, call.retry_at, call.hedge_at))
 
     # tries
 
@@ -364,21 +373,12 @@ class CallScheduler:
         if at > now:
             call.retry_at = at
         else:
-            self._retry(now, call)
-
-    def _retry(self, now: float, call: Call) -> None:
-        call.retry_at = inf
-        if call.key_state.admits(now, call):
-            self._wait(now, call)
-            return
-        call.note(now, "no retry: the circuit breaker is open")
-        if not call.tried:
-            self._finish(now, call, call.error)
+            self._enter(now, call)
 
     def _unplan(self, now: float, call: Call) -> None:
         call.retry_at = inf
         if call in call.key_state.queue:
-            call.key_state.queue.drop(call)
+            call.key_state.queue.put(call, inf)
             self._arrange(now, call.key_state)
 
     def _hedge(self, now: float, call: Call) -> None:
@@ -399,23 +399,6 @@ class CallScheduler:
 
     # outcomes
 
-    def _answered(self, now: float, attempt: Try, answer: Answer) -> None:
-        call, function, state, seconds = attempt.task, attempt.task.function, attempt.task.key_state, now - attempt.sent_at
-        function.quantiles.add(seconds)
-        state.room += now < state.closed_until
-        if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
-            if state.failures and state.trusts(call):
-                state.close_circuit()
-            if state.adaptive is not None or self.adaptive is not None:
-                self._adapt(now, call, attempt.sent_at, seconds)
-        if call.done:
-            return
-        function.counters.ok += 1
-        function.counters.hedges_won += attempt.hedge
-        call.note(now, "done after %.3g s", now - call.born)
-        self._end(now, call, CancelReason.BEATEN)
-        self.out.append((FINISH, call, answer, None, seconds))
-
     def _failed(self, now: float, attempt: Try, raised: CallFailure) -> None:
         call, state = attempt.task, attempt.task.key_state
         if not call.done:
@@ -427,8 +410,9 @@ class CallScheduler:
             call.note(now, "try %d failed after %.3g s: %s", number, seconds, kind)
         if raised.overloaded:  # this is no failure for the circuit breaker
             call.function.counters.overloaded += 1
-            if raised.wait is not None and raised.wait < inf:
-                state.close(now, now + raised.wait)
+            if raised.wait is not None and raised.wait < inf:  # begins or prolongs a cooldown
+                state.room *= now < state.closed_until
+                state.closed_until = max(state.closed_until, now + raised.wait)
             self._adapt(now, call, attempt.sent_at, None, overloaded=True)
         elif raised.again and attempt.cancel_reason is not CancelReason.OVERDUE:
             self._count_failure(now, call, attempt.sent_at)
@@ -446,8 +430,13 @@ class CallScheduler:
         """Count a try that failed, or whose call exceeded its timeout. If this opens the circuit breaker, the calls that wait are ended."""
         state = call.key_state
         self._adapt(now, call, sent_at, None)
-        if not state.failed(now, call):
+        threshold = state.options.circuit_breaker_threshold
+        if threshold is None:
             return
+        state.failures += 1
+        if not state.trusts(call) or (state.probe is None and state.failures < threshold):
+            return
+        state.opened_at, state.probe = now, None
         call.note(now, "the circuit breaker opens for %g s", state.options.circuit_breaker_recovery)
         waiting = [state.queue.take() for _ in range(len(state.queue))]
         self._arrange(now, state)
@@ -503,13 +492,8 @@ class CallScheduler:
         state.calls -= 1
         if state.probe is call:  # it has neither succeeded nor failed, so another call may become the probe
             state.probe = None
-        self._timers.drop(call)
+        self._timers.put(call, inf)
         self._unplan(now, call)
         for attempt in call.tried:
             attempt.cancel_reason = reason
             self.out.append((CANCEL, attempt))
-
-
-def _strictness(options: Any) -> tuple[float, ...]:
-    slow = options.adaptive_latency_threshold
-    return options.adaptive_limit_max, options.adaptive_limit_min, options.adaptive_error_threshold, inf if slow is None else slow

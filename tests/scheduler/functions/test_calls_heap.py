@@ -26,7 +26,7 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
             if model.get(name, ())[:2] != (rank, number):
                 model[name] = rank, number, turn
         elif what == "drop":
-            heap.drop(name)
+            heap.put(name, inf)
             model.pop(name, None)
         elif model:
             first = min(model, key=model.__getitem__)
@@ -54,7 +54,7 @@ def test_items_of_equal_rank_go_in_the_order_in_which_they_came() -> None:
 def test_what_left_or_moved_is_not_kept() -> None:
     def put_and_drop(heap: IndexedHeap[int], thing: int) -> None:
         heap.put(thing, 1.0)
-        heap.drop(thing)
+        heap.put(thing, inf)
 
     def move(heap: IndexedHeap[int], thing: int) -> None:
         heap.put(-2, float(thing))
@@ -77,7 +77,7 @@ def test_what_left_or_moved_is_not_kept() -> None:
         things.put(last, float(rank))
         watched.append(weakref.ref(last))
     things.put(last, 9.0)
-    things.drop(last)  # behind others, and after it was moved
+    things.put(last, inf)  # behind others, and after it was moved
     del last
     gc.collect()
     assert [reference() is None for reference in watched] == [False, False, False, True]

@@ -74,7 +74,7 @@ class Stage:
         actor = batch.result()
         actor.finished = True
         actor.free += self.slots(alone)
-        self.actors._assign()
+        self.actors.changed.set()
         await self.turns()
 
     async def die(self, actor: LocalActor) -> None:
@@ -251,7 +251,7 @@ class RandomEvents:
                 self.on_actors.append((batch, alone))
 
     def check(self, actors: Actors) -> None:
-        assert len(actors.waiting) == len(self.waiting)
+        assert actors.counts["waiting"] == len(self.waiting)
         assert actors.given_up < 3 or not self.waiting
         for actor in actors.ready:
             on_it = [alone for batch, alone in self.on_actors if batch.result() is actor]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -239,7 +239,6 @@ class ScorerPool:
             ready=len(actors.ready),
             starting=self._config.actors - len(actors.ready) - actors.given_up,
             lost=actors.given_up,
-            waiting=len(actors.waiting),
             **actors.counts,
         )
 
@@ -267,8 +266,6 @@ class Actors:
         self.ready: list[LocalActor] = []
         self.given_up = 0
         self.counts: Counter[str] = Counter()
-        self.waiting: deque[tuple[asyncio.Future[LocalActor], int]] = deque()
-        """An entry for each batch that waits for an actor, with the number of slots that the batch needs."""
         self.portal = Portal("qreward-scorer-pool")
         self.loop = self.portal.loop
         self._spec, self._config = spec, config
@@ -276,6 +273,10 @@ class Actors:
         self._batches: set[asyncio.Task[Any]] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._abandoned = False
+        self._turns = asyncio.Lock(), asyncio.Lock()
+        """The first of the batches that wait for an actor holds the lock; the second lock is for those that go first."""
+        self.changed = asyncio.Event()
+        """Set when slots may have become free."""
         self.portal.soon(self._start)
 
     # the methods below run in the event loop
@@ -341,38 +342,23 @@ class Actors:
             raise actor.lost.result() from None
 
     async def _taken(self, slots: int, *, first: bool) -> LocalActor:
-        """Wait until an actor has free slots, and take them."""
-        taken: asyncio.Future[LocalActor] = self.loop.create_future()
-        entry = taken, slots
-        (self.waiting.appendleft if first else self.waiting.append)(entry)
-        self._assign()
+        """Wait until an actor has free slots, and take them, at the actor with the most of them."""
+        self.counts["waiting"] += 1
         try:
-            return await taken
-        except asyncio.CancelledError:
-            if entry in self.waiting:
-                self.waiting.remove(entry)
-            elif not taken.cancelled() and taken.exception() is None:
-                taken.result().free += slots
-            self._assign()
-            raise
-
-    def _assign(self) -> None:
-        """Give batches from the head of the queue to actors, each to the actor with the most free slots."""
-        while self.waiting:
-            taken, slots = self.waiting[0]
-            actor = max(self.ready, key=lambda actor: actor.free, default=None)
-            if taken.done():  # it was cancelled
-                pass
-            elif self.given_up == self._config.actors:
-                taken.set_exception(ActorDied(f"no actor is left to score with; the last one was lost: {self._reason}"))
-            elif actor is None or actor.free < slots:
-                return
-            else:
-                actor.free -= slots
-                self.ready.remove(actor)
-                self.ready.append(actor)  # the last of those with as many free slots
-                taken.set_result(actor)
-            self.waiting.popleft()
+            async with self._turns[first]:
+                while self.given_up < self._config.actors:
+                    actor = max(self.ready, key=lambda actor: actor.free, default=None)
+                    if actor is not None and actor.free >= slots and (first or not self._turns[True].locked()):
+                        actor.free -= slots
+                        self.ready.remove(actor)
+                        self.ready.append(actor)  # the last of those with as many free slots
+                        return actor
+                    self.changed.clear()
+                    await self.changed.wait()
+                raise ActorDied(f"no actor is left to score with; the last one was lost: {self._reason}")
+        finally:
+            self.counts["waiting"] -= 1
+            self.changed.set()
 
     def _on_reply(self, actor: LocalActor, slots: int, reply: asyncio.Task[Any]) -> None:
         self.counts["in_flight"] -= 1
@@ -383,7 +369,7 @@ class Actors:
         else:
             actor.finished = True
             self.counts["batches"] += 1
-        self._assign()
+        self.changed.set()
 
     def kill_if_busy(self, actor: LocalActor, reply: asyncio.Future[Any]) -> None:
         if not reply.done():
@@ -413,7 +399,7 @@ class Actors:
                     self._reason = f"it was not ready within {self._config.start_timeout:g} s; are there the resources that it asks for?"
             else:
                 self.ready.append(actor)
-                self._assign()
+                self.changed.set()
                 self._reason = str(await actor.lost)
                 actor.kill()  # the actor may be unreachable instead of dead
                 if actor.finished:
@@ -422,7 +408,7 @@ class Actors:
             self.counts["deaths"] += 1
             _log.warning("actor %d died: %s", number, self._reason)
         self.given_up += 1
-        self._assign()
+        self.changed.set()
 
     async def close(self) -> None:
         """Wait for the batches, stop the actors, and end the event loop."""

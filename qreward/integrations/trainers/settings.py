@@ -164,19 +164,26 @@ Source = str | Path | Mapping[str, Any] | RewardConfig | None
 """A file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD`` names."""
 
 
-def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
+def load_reward_config(source: Source = None, *, over: Mapping[str, Any] | None = None, place: str | None = None) -> RewardConfig:
     """Load and return the settings of an adapter.
 
-    ``source`` is a YAML, JSON or TOML file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
+    ``source`` is a YAML, JSON or TOML file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names. The settings
+    in ``over`` replace those of the source; mappings are merged.
     Messages name the file, or ``place``. Raises ``ConfigError`` if there are no settings, or a setting is wrong.
     """
     if isinstance(source, RewardConfig):
-        return source
-    given = source if source is not None else os.environ.get(VARIABLE)
-    if not given:
-        raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
-    content, read_at = read_reward_settings(given)
-    location = SettingsLocation(place) if place else read_at
+        if not over:
+            return source
+        content, location = {**dict(source), "client": source.client_file or source.client}, SettingsLocation(source.place)
+    else:
+        given = source if source is not None else os.environ.get(VARIABLE)
+        if not given:
+            raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
+        content, location = read_reward_settings(given)
+    if over:
+        content = merged(content, read_reward_settings(over)[0])
+    if place or over:  # a line of the file would not be that of the fault
+        location = SettingsLocation(place or str(location))
     return location.validated(RewardConfig, content).at(str(location))
 
 

@@ -111,8 +111,11 @@ class Rewarder:
 
     async def _score(self, items: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
         """Score an item, or rank the items of a group. ``names`` are the fields of all items of the call."""
-        begun = monotonic()
-        _end_before(asyncio.get_running_loop())
+        begun, loop = monotonic(), asyncio.get_running_loop()
+        if loop not in _LOOPS:  # connections can be closed only while their loop runs, so close before the trainer stops it at exit
+            _LOOPS.add(loop)
+            atexit.unregister(close_all)
+            atexit.register(close_all)
         filled = present(items[0])
         fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
         prompt, response = fields.pop("prompt"), fields.pop("response")
@@ -330,23 +333,20 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
         made.waiting = runtime_of(client).look.waiting_for
         return made
 
-    known = made_before(_MADE, (name, deadline), given)  # does not wait while another thread makes a rewarder
-    if known is not None:
-        return known
-    with _LOCK:
-        return made_once(_MADE, (name, deadline), given, make)
-
-
-def made_before(made: Mapping[Any, list[tuple[Any, T]]], text: Any, given: Any) -> T | None:
-    return next((result for known, result in made.get(text, ()) if same(known, given)), None)
+    return made_once(_MADE, (name, deadline), given, make)
 
 
 def made_once(made: dict[Any, list[tuple[Any, T]]], text: Any, given: Any, make: Callable[[], T]) -> T:
     """Return what was made of equal settings, or make it. Settings with the same ``text`` may differ: it shows no key and no function."""
-    result = made_before(made, text, given)
-    if result is None:
-        result = make()
-        made.setdefault(text, []).append((given, result))
+
+    def known() -> T | None:
+        return next((result for other, result in made.get(text, ()) if same(other, given)), None)
+
+    if (result := known()) is None:  # what is known is there at once while another thread makes something
+        with _LOCK:
+            if (result := known()) is None:
+                result = make()
+                made.setdefault(text, []).append((given, result))
     return result
 
 
@@ -408,17 +408,6 @@ def close_all() -> None:
     for each in closing:
         with suppress(Exception):
             portal().call(each.aclose)
-
-
-def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again for a new event loop, so that it runs before the trainer stops this loop at exit.
-
-    Connections can be closed only while their event loop runs.
-    """
-    if loop not in _LOOPS:
-        _LOOPS.add(loop)
-        atexit.unregister(close_all)
-        atexit.register(close_all)
 
 
 def _after_fork(_: object) -> object:

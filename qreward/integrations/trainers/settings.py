@@ -10,7 +10,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.verdicts import VerdictsConfig
@@ -115,31 +115,24 @@ class RewardConfig(Policy):
             )
         return value
 
-    @field_validator("verdicts", mode="before")
+    @field_validator("client", "verdicts", mode="before")
     @classmethod
-    def _at_a_path(cls, value: object) -> object:
-        return {"path": str(value)} if isinstance(value, str | Path) else value
-
-    @field_validator("client", mode="before")
-    @classmethod
-    def _from_a_file(cls, value: object) -> object:
-        return load_config(value) if isinstance(value, str | Path) else value
+    def _named_by_a_path(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str | Path):
+            return value
+        return load_config(value) if info.field_name == "client" else {"path": str(value)}
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep_the_name_of_the_file(cls, value: Any, read: Callable[[Any], RewardConfig]) -> RewardConfig:
+    def _one_scorer(cls, value: Any, read: Callable[[Any], RewardConfig]) -> RewardConfig:
         client, made = value.get("client") if isinstance(value, Mapping) else None, read(value)
         if isinstance(client, str | Path):
             BaseModel.__setattr__(made, "_client_file", client)
-        return made
-
-    @model_validator(mode="after")
-    def _one_scorer(self) -> RewardConfig:
-        if [self.judge, self.reward_model, self.cascade].count(None) != len(SCORERS) - 1:
+        if [made.judge, made.reward_model, made.cascade].count(None) != len(SCORERS) - 1:
             raise ValueError(
                 "set exactly one of judge (a mapping of settings), reward_model (a model's name) and cascade (several of these)"
             )
-        return self
+        return made
 
     @property
     def scorer(self) -> JudgeConfig | CascadeConfig | str:

@@ -36,7 +36,7 @@ from qreward.integrations.trainers.settings import (
     template_fields,
 )
 from qreward.integrations.trainers.texts import plain
-from qreward.integrations.trainers.verdicts import Scored, VerdictFile, writable
+from qreward.integrations.trainers.verdicts import Scored, writable, write_verdicts
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
@@ -71,7 +71,6 @@ class Rewarder:
         self.deadline = self.config.deadline or deadline
         if self.config.rank is not None and not hasattr(scorer, "rank"):
             raise ConfigError(f"{self.config.place}: rank: only a judge compares responses; set judge, or leave out rank")
-        self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
         self._unfits: frozenset[str] = frozenset()
         self.waiting: Callable[[], Mapping[str, int]] = dict
 
@@ -91,6 +90,10 @@ class Rewarder:
         Raises ``ConfigError`` if the settings do not fit the data, such as a prompt with a field that no item has. An exception of the
         scorer that is neither a ``QRewardError`` nor a ``ValueError`` propagates, because it is a bug in code.
         """
+        if (loop := asyncio.get_running_loop()) not in _LOOPS:  # connections can be closed only while their loop runs
+            _LOOPS.add(loop)
+            atexit.unregister(close_all)
+            atexit.register(close_all)  # before the trainer stops the loop at exit
         rows = list(items)
         names = frozenset().union(*rows)
         groups: dict[object, list[int]] = {}
@@ -105,18 +108,13 @@ class Rewarder:
                 found[place] = scored
 
         await asyncio.gather(*map(judge, groups.values()))
-        if self._verdicts is not None:
-            self._verdicts.write(zip(rows, found, strict=True), step)
+        if self.config.verdicts is not None:
+            write_verdicts(self.config.verdicts, zip(rows, found, strict=True), step)
         return found
 
     async def _score(self, items: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
         """Score an item, or rank the items of a group. ``names`` are the fields of all items of the call."""
-        begun, loop = monotonic(), asyncio.get_running_loop()
-        if loop not in _LOOPS:  # connections can be closed only while their loop runs, so close before the trainer stops it at exit
-            _LOOPS.add(loop)
-            atexit.unregister(close_all)
-            atexit.register(close_all)
-        filled = present(items[0])
+        begun, filled = monotonic(), present(items[0])
         fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
         prompt, response = fields.pop("prompt"), fields.pop("response")
         options: dict[str, Any] = {"timeout": self.deadline, "priority": self.config.priority}

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.settings import Failure, Source
+from qreward.integrations.trainers import Adapter, Failure, RewardConfig, Rewarder, Scored, Source, load_reward_config
 from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
 from qreward.judge.types import Scorer

@@ -30,10 +30,9 @@ from qreward.integrations.trainers.settings import (
     RewardConfig,
     Source,
     check,
+    fields_of,
     load_reward_config,
     name_source_in_errors,
-    prompt_fields,
-    template_fields,
 )
 from qreward.integrations.trainers.texts import plain
 from qreward.integrations.trainers.verdicts import Scored, writable, write_verdicts
@@ -128,7 +127,7 @@ class Rewarder:
             for verdict in verdicts:
                 check_finite(verdict)
         except ConfigError as failure:
-            if template_fields(self.config) - names or names <= filled.keys():
+            if fields_of(self.config)[0] - names or names <= filled.keys():
                 raise
             error = failure  # a value is missing in this row
         except QRewardError as failure:
@@ -223,7 +222,7 @@ class Adapter:
             >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
             {'prompt': '2 + 2?', 'response': '4'}
         """
-        named = prompt_fields(config)
+        _, named = fields_of(config)
         item: dict[str, Any] = {}
         for field, column in config.columns.items():
             try:

@@ -216,22 +216,17 @@ ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
 
-def prompt_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judges' templates name, and the fields with rubrics.
+def fields_of(config: RewardConfig) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the fields that each item must have, and all fields that the scorers use.
 
-    A reward model, and a judge whose settings have no ``prompt``, use the three fields that every item has.
+    The former are those that the judges' own templates name, and those of rubrics without a default. A reward model, and a judge whose
+    settings have no ``prompt``, use the three fields that every item has.
     """
     judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
+    needed = frozenset(judge.rubric_column for judge in judges if judge.rubric_column and judge.rubric is None)
+    needed = needed.union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
     has_own = len(judges) == len(config.stages) and all(judge.prompt is not None for judge in judges)
-    rubrics = frozenset(judge.rubric_column for judge in judges if judge.rubric_column)
-    return template_fields(config) | rubrics | (frozenset() if has_own else ITEM)
-
-
-def template_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judges' own templates name, and those of rubrics without a default. Each item must have all of them."""
-    judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
-    rubrics = frozenset(judge.rubric_column for judge in judges if judge.rubric_column and judge.rubric is None)
-    return rubrics.union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
+    return needed, needed.union((judge.rubric_column for judge in judges if judge.rubric_column), () if has_own else ITEM)
 
 
 @lru_cache(maxsize=64)
@@ -256,7 +251,7 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
 
     Raises ``ConfigError`` for models that no endpoint serves, and for columns of fields that do not exist.
     """
-    known, patterns = ITEM | prompt_fields(config), list(routes)
+    known, patterns = ITEM | fields_of(config)[1], list(routes)
     for setting, stage in config.stages.items():
         models, where = ((stage,), setting) if isinstance(stage, str) else (stage.model, f"{setting}.model")
         for model in models:

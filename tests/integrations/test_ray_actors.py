@@ -13,8 +13,7 @@ from scale import seeds
 
 from qreward.integrations.ray import ActorDied
 from qreward.integrations.ray import pool as pool_module
-from qreward.integrations.ray.backends import ActorLost, LocalActor, PoolConfig, ScorerSpec
-from qreward.integrations.ray.pool import STARTS, Actors
+from qreward.integrations.ray.pool import STARTS, ActorLost, Actors, LocalActor, PoolConfig, ScorerSpec
 
 
 class Backend:

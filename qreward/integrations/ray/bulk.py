@@ -19,7 +19,7 @@ from qreward.bulk.outputs import BulkReport
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
-from qreward.integrations.ray.backends import require_ray
+from qreward.integrations.ray.pool import require_ray
 from qreward.judge import make_scorer
 from qreward.judge.calibration import digest
 from qreward.judge.config import JudgeConfig

@@ -16,9 +16,9 @@ from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.roll import (
     INVALID,
     MOST_DROPPED,
-    Drops,
     InvalidGroupFilter,
     RewardUnavailable,
+    check_dropped,
     failure_of,
     judge,
     judge_rows,
@@ -94,17 +94,12 @@ def test_a_column_of_another_length_belongs_to_no_row() -> None:
     ]
 
 
-def test_drops_in_a_row_end_in_an_error_that_travels_and_one_that_is_kept_begins_anew() -> None:
-    drops = Drops("prompts")
-    for _ in range(2):
-        drops.in_a_row += MOST_DROPPED - 1
-        drops.check("429")
-        drops.in_a_row = 0
-    drops.in_a_row += MOST_DROPPED
+def test_drops_in_a_row_end_in_an_error_that_travels() -> None:
+    check_dropped(MOST_DROPPED - 1, "prompts", "429")
     with pytest.raises(
         RewardUnavailable, match=r"100 prompts in a row were dropped, because rewards are missing\. The last: 429"
     ) as raised:
-        drops.check("429")
+        check_dropped(MOST_DROPPED, "prompts", "429")
     again = pickle.loads(pickle.dumps(raised.value))  # the way through Ray
     assert (type(again), str(again)) == (RewardUnavailable, str(raised.value))
 

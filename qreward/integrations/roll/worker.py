@@ -20,8 +20,8 @@ from qreward.integrations.roll import (
     ADAPTER,
     PROMPTS,
     RESPONSES,
-    Drops,
     RewardUnavailable,
+    check_dropped,
     failure_of,
     judge_rows,
     rows_of,
@@ -89,22 +89,21 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
 
     def __init__(self) -> None:
         super().__init__()
-        self._drops = Drops("prompts")
-        self._reason = ""
+        self._dropped, self._reason = 0, ""
 
     async def process_new_prompt(self, context: Any) -> Any:
         """Process a prompt as ROLL's loop does, and return its responses. If rewards are missing, return None, which drops the prompt."""
         responses = await super().process_new_prompt(context)
-        self._drops.check(self._reason)
+        check_dropped(self._dropped, "prompts", self._reason)
         return responses
 
     async def _generate_and_reward(self, context: Any, req: Any, domain: str) -> Any:
         try:
             responses = await super()._generate_and_reward(context=context, req=req, domain=domain)
         except RewardUnavailable as error:
-            self._drops.in_a_row += 1
+            self._dropped += 1
             self._reason = str(error).splitlines()[0]
             get_logger().warning(f"prompt {context.prompt_id} is dropped: {self._reason}")
             return None
-        self._drops.in_a_row = 0
+        self._dropped = 0
         return responses

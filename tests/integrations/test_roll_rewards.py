@@ -216,6 +216,18 @@ def test_reward_manager_config_lies_over_rolls_own_keys_and_the_actor_may_name_a
     assert read().reward_model == "rm-7b"
 
 
+def test_a_variable_of_the_file_is_replaced_once_and_a_file_under_the_keys_of_rolls_judge_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "reward.json"
+    file.write_text('{"client": {"endpoints": [{"base_url": "http://a:1/v1", "api_key": "${KEY}"}]}, "reward_model": "rm-7b"}')
+    monkeypatch.setenv("KEY", "$ecret")
+    config = read(system_envs={"QREWARD_REWARD": str(file)})
+    assert config.client is not None
+    assert [each.api_key.get_secret_value() for each in config.client.endpoints if each.api_key] == ["$ecret"]
+    assert not Path(config.place).exists()
+
+
 def test_what_is_wrong_is_said_without_a_key() -> None:
     table: list[tuple[dict[str, Any], str]] = [
         ({}, "no judge is configured; set judge_model_name"),

@@ -16,8 +16,8 @@ from functools import reduce
 from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, merged, read_reward_settings
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, Source, load_reward_config
+from qreward.integrations.trainers.settings import SCORERS, VARIABLE, merged
 
 __all__ = ["INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
 
@@ -54,14 +54,15 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     entries = getattr(worker, "reward_manager_config", None) or []
     if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
-    layers = [read_reward_settings(file)[0] if file else {}, _settings_of_rolls_judge(worker, prompts), *entries]
-    settings: dict[str, Any] = reduce(merged, layers, {})
-    if not settings.keys() & SCORERS:
+    settings: dict[str, Any] = reduce(merged, [_settings_of_rolls_judge(worker, prompts), *entries], {})
+    if not file and not settings.keys() & SCORERS:
         raise ConfigError(
             "no judge is configured; set judge_model_name, or judge, reward_model or cascade in reward_manager_config, "
             f"or name a file with them in system_envs: {{{VARIABLE}: /path/reward.yaml}}"
         )
-    return load_reward_config(settings)
+    if not file:
+        return load_reward_config(settings)
+    return load_reward_config(file, over=settings, place=f"{file} and the settings of the worker")  # so that the file is not watched
 
 
 def _settings_of_rolls_judge(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:

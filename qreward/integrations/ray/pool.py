@@ -213,11 +213,7 @@ class RayActor(LocalActor):
         # one call more than batches, so that ``ready`` and ``end`` do not wait for a batch
         own = {"max_concurrency": self.config.max_concurrent_batches + 1, "max_restarts": 0, "max_task_retries": 0}
         self._handle = require_ray().remote(RemoteActor).options(**self.config.options, **own).remote(self.spec)
-        try:
-            await _answer(self._handle.ready.remote())
-        except BaseException:
-            self.kill()
-            raise
+        await _answer(self._handle.ready.remote())
 
     async def score(self, columns: tuple[Any, ...]) -> Any:
         reference = self._handle.run.remote(columns)
@@ -640,9 +636,10 @@ class Actors:
                 self.ready.append(actor)
                 self.changed.set()
                 self._reason = str(await actor.lost)
-                actor.kill()  # the actor may be unreachable instead of dead
                 if actor.finished:
                     deaths = failed_starts = 0
+            finally:
+                actor.kill()  # it may be unreachable instead of dead, or still starting, or the pool is closed
             deaths += 1
             self.counts["deaths"] += 1
             _log.warning("actor %d died: %s", number, self._reason)
@@ -658,8 +655,7 @@ class Actors:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.wait(self._keepers)
-        while self.ready:
-            self.ready.pop().kill()
+        self.ready.clear()
         self.portal.end()
 
     def abandon(self) -> None:

@@ -57,14 +57,13 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
     async def compute_rewards(self, data: DataProto) -> DataProto:
         """Judge each row. Raises ``RewardUnavailable`` if a reward is missing, and ``on_failure`` names no number for it."""
         meta_info = data.meta_info or {}
-        carrier = meta_info.get(CARRIER)  # ROLL continues the caller's trace only in methods that are not async
-        token = context.attach(propagate.extract(carrier)) if carrier else None
+        carrier = meta_info.get(CARRIER) or {}  # ROLL continues the caller's trace only in methods that are not async
+        token = context.attach(propagate.extract(carrier, context.get_current()))
         try:
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
             rewards, metrics = await judge_rows(self.rewarder, rows, meta_info.get("global_step"))
         finally:
-            if token is not None:
-                context.detach(token)
+            context.detach(token)
         scores = torch.tensor(rewards, dtype=torch.float16)
         zeros = torch.zeros_like(data.batch[RESPONSES], dtype=torch.float16)
         output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -100,13 +101,10 @@ class Rewarder:
             others = present(row)
             if others.pop("response", None) is not None:
                 groups.setdefault(encoded(others) if self.config.rank else place, []).append(place)
-        found = [Scored(None, BadRequest("there is no response to score: it is None"), 0.0)] * len(rows)
-
-        async def judge(places: Sequence[int]) -> None:
-            for place, scored in zip(places, await self._score([rows[place] for place in places], names), strict=True):
-                found[place] = scored
-
-        await asyncio.gather(*map(judge, groups.values()))
+        scored = await asyncio.gather(*(self._score([rows[place] for place in places], names) for places in groups.values()))
+        by_place = dict(zip(chain(*groups.values()), chain(*scored), strict=True))
+        absent = Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
+        found = [by_place.get(place, absent) for place in range(len(rows))]
         if self.config.verdicts is not None:
             write_verdicts(self.config.verdicts, zip(rows, found, strict=True), step)
         return found

@@ -72,7 +72,7 @@ OUTSIDE = {
     "opentelemetry.exporter": set(),
     "opentelemetry.sdk": set(),  # it is the program's: a library uses the API
     "roll": {"integrations.roll.worker"},
-    "ray": {"integrations.ray.backends", "integrations.ray.bulk", "integrations.ray.limit_actor", "integrations.ray.serving"},
+    "ray": {"integrations.ray.pool", "integrations.ray.bulk", "integrations.ray.limit_actor", "integrations.ray.serving"},
     "verl": {"integrations.verl.manager"},
     "openrlhf": {"integrations.openrlhf"},
     "areal": {"integrations.areal.workflow"},
@@ -291,7 +291,7 @@ CAUGHT: list[tuple[Rule, str, list[str]]] = [
     (strange_packages, "client", ["import aiohttp", "from openai.types import chat", f"{FOR_TYPES}pass\nelse:\n    import openai"]),
     (strange_packages, "results", [f"{FOR_TYPES}import openai", "def f():\n    from IPython.display import HTML"]),
     (strange_packages, "transport.aiohttp_transport", ["import httpx", "from httpx2 import AsyncClient"]),
-    (strange_packages, "integrations.ray.pool", ["def f():\n    import ray"]),
+    (strange_packages, "integrations.trl", ["def f():\n    import ray"]),
     (strange_packages, "telemetry.spans", ["from opentelemetry.sdk.trace import Tracer", "import opentelemetry.exporter.prometheus"]),
     (impurities, "scheduler.pool", [
         "import os.path", "import threading", "def f():\n    from time import monotonic", "from random import random", "open('x')",

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import Adapter, Scored
-from qreward.integrations.trainers.settings import Source
+from qreward.integrations.trainers import Adapter, Scored, Source
 from qreward.integrations.trainers.texts import conversation
 
 __all__ = ["score_group"]

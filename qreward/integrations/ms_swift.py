@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from qreward.integrations.trainers import Adapter
-from qreward.integrations.trainers.settings import Source
+from qreward.integrations.trainers import Adapter, Source
 from qreward.integrations.trainers.texts import rows_of
 from qreward.integrations.trl import check_groups
 

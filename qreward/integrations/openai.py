@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Container, Iterable, Iterator
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import msgspec
@@ -119,22 +119,25 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return a response. A failure becomes a response too. If the caller is cancelled, the request to the endpoint is cancelled."""
-        return _response(request, await self._answer(request, await request.aread()))
+        await request.aread()
+        try:
+            return _response(request, *await self._answer(request))
+        except QRewardError as error:
+            return _response(request, *refused(error))
 
     def handle_request(self, request: Any) -> Any:
         """Return a response, in blocking code. The work runs in the event loop thread that all blocking clients share."""
-        body = request.read()
+        request.read()
         try:
-            reply = portal().call(self._answer, request, body)
-        except QRewardError as error:  # raised by the portal when the process ends
-            reply = refused(error)
-        return _response(request, reply)
+            return _response(request, *portal().call(self._answer, request))
+        except QRewardError as error:  # also raised by the portal when the process ends
+            return _response(request, *refused(error))
 
     def __repr__(self) -> str:
         return f"<Transport of {self._client!r}>"
 
-    async def _answer(self, request: Any, body: bytes) -> OpenAIReply:
-        """Return the reply to a request. Only ``CancelledError`` is raised.
+    async def _answer(self, request: Any) -> Reply:
+        """Return the reply to a request that was read. Raises ``QRewardError``.
 
         Only the request's timeout ``read`` applies. Without streaming, it covers the whole answer, including queueing and retries. With
         streaming, it covers the wait for the first token and each pause between two chunks.
@@ -142,29 +145,23 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         method, path = request.method, request.url.path.rstrip("/")
         seconds = (request.extensions.get("timeout") or {}).get("read")
         route = route_of(path)
-        try:
-            if method == "GET" and (path.endswith("/models") or "/models/" in path):
-                return self._models(path.partition("/models")[2].removeprefix("/"))
-            if method != "POST" or route is None:
-                return not_offered(method, path)
-            call = read(route, request.headers.items(), body)
-            if not call.params.get("stream"):
-                return await self._whole(call, seconds)
-            if call.codec is not VERBATIM_CHAT:
-                return not_offered("streamed", route)
-            return await self._stream(call, seconds)
-        except QRewardError as error:
-            return refused(error)
+        if method == "GET" and (path.endswith("/models") or "/models/" in path):
+            name = path.partition("/models")[2].removeprefix("/")
+            if name:
+                self._runtime.fleet.pool(name)  # raises NoEndpoint
+            names = [name] if name else [route.pattern for route in self._client.list_routes()]
+            listed: list[dict[str, Any]] = [{"id": each, "object": "model", "created": 0, "owned_by": "qreward"} for each in names]
+            return _reply(200, listed[0] if name else {"object": "list", "data": listed})
+        if method != "POST" or route is None:
+            raise NotOffered(method, path)
+        call = read(route, request.headers.items(), request.content)
+        if not call.params.get("stream"):
+            return await self._whole(call, seconds)
+        if call.codec is not VERBATIM_CHAT:
+            raise NotOffered("streamed", route)
+        return await self._stream(call, seconds)
 
-    def _models(self, name: str) -> OpenAIReply:
-        """Return the reply with one model, or with the patterns of all routes as they are."""
-        if name:
-            self._runtime.fleet.pool(name)  # raises NoEndpoint
-        names = [name] if name else [route.pattern for route in self._client.list_routes()]
-        listed: list[dict[str, Any]] = [{"id": each, "object": "model", "created": 0, "owned_by": "qreward"} for each in names]
-        return _reply(200, listed[0] if name else {"object": "list", "data": listed})
-
-    async def _whole(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
+    async def _whole(self, call: WireRequest, seconds: float | None) -> Reply:
         options = self._runtime.request_options(self._given)
         if seconds is not None:
             options = options._replace(timeout=min(seconds, inf if options.timeout is None else options.timeout))
@@ -177,8 +174,8 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         answer: Any = result._answered()  # raises the result's error
         return _reply(200, strict(answer.body), **{"x-qreward-endpoint": result.endpoint})
 
-    async def _stream(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
-        """Return the reply when the first token has arrived. If all attempts fail before that, the reply is an HTTP error."""
+    async def _stream(self, call: WireRequest, seconds: float | None) -> Reply:
+        """Return the reply when the first token has arrived. If all attempts fail before that, the error is raised."""
         params = {name: value for name, value in call.params.items() if name != "stream"}
         stream = self._runtime.stream(preparer(call.codec, call.model, {}, call.headers, params)(call.inputs), self._given)
         try:
@@ -190,7 +187,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             await stream.aclose()
             raise paused_too_long(seconds, "before the first token") from None
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return OpenAIReply(200, headers, EventStream(stream, seconds, wants_usage="stream_options" in params))
+        return 200, headers, EventStream(stream, seconds, wants_usage="stream_options" in params)
 
 
 transport = Transport
@@ -251,17 +248,12 @@ class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore
         return event(strict(body))
 
 
-class OpenAIReply(NamedTuple):
-    """An HTTP response, before it is an object of httpx or httpx2."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes | EventStream
+Reply = tuple[int, dict[str, str], bytes | EventStream]
+"""Status, headers and body of an HTTP response, before it is an object of httpx or httpx2."""
 
 
-def _response(request: Any, reply: OpenAIReply) -> Any:
+def _response(request: Any, status: int, headers: dict[str, str], body: bytes | EventStream) -> Any:
     package: Any = httpx if isinstance(request, httpx.Request) else httpx2
-    status, headers, body = reply
     content = {"content": body} if isinstance(body, bytes) else {"stream": body}
     return package.Response(status, headers=headers, request=request, **content)
 
@@ -355,8 +347,20 @@ def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
 
 
 _TYPES = {400: "invalid_request", 401: "authentication", 403: "permission", 404: "not_found", 429: "rate_limit"}
+
+
+class NotOffered(QRewardError):
+    """The transport does not support a request."""
+
+    def __init__(self, method: str, path: str) -> None:
+        offered = ", ".join(f"POST {route}" for route in ROUTES)
+        super().__init__(
+            f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
+        )
+
+
 _STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int, Container[int]], ...] = (
-    (errors.NoEndpoint, 404, ()),
+    ((errors.NoEndpoint, NotOffered), 404, ()),
     (errors.BadRequest, 400, frozenset(range(400, 500)) - {401, 403, 407, 408, 409, 429}),
     (errors.ConfigError, 400, ()),
     (errors.AuthenticationFailed, 401, (401, 403)),
@@ -370,14 +374,7 @@ _STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int,
 """Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches counts."""
 
 
-def not_offered(method: str, path: str) -> OpenAIReply:
-    """Return a reply with status 404 that lists the supported requests."""
-    offered = ", ".join(f"POST {route}" for route in ROUTES)
-    words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
-    return _reply(404, {"error": _error(words, 404, "not_offered")}, **{"x-should-retry": "false"})
-
-
-def refused(error: QRewardError) -> OpenAIReply:
+def refused(error: QRewardError) -> Reply:
     source = {"x-request-id": error.request_id, "x-qreward-endpoint": error.endpoint} if isinstance(error, RequestError) else {}
     return _reply(status_of(error), {"error": described(error)}, **{"x-should-retry": "false", **source})
 
@@ -395,7 +392,7 @@ def described(error: QRewardError) -> dict[str, Any]:
     elif isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
         code = "insufficient_quota"
     sent = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
-    return _error(str(error), status_of(error), code) | sent
+    return {"message": str(error), "type": f"{_TYPES.get(status_of(error), 'server')}_error", "param": None, "code": code, **sent}
 
 
 def status_of(error: QRewardError) -> int:
@@ -405,12 +402,8 @@ def status_of(error: QRewardError) -> int:
     return own if own is not None and own in allowed else status
 
 
-def _error(message: str, status: int, code: str) -> dict[str, Any]:
-    return {"message": message, "type": f"{_TYPES.get(status, 'server')}_error", "param": None, "code": code}
-
-
-def _reply(status: int, document: dict[str, Any] | bytes, **headers: str | None) -> OpenAIReply:
+def _reply(status: int, document: dict[str, Any] | bytes, **headers: str | None) -> Reply:
     """Return a reply. Headers are ASCII, as HTTP requires; names of endpoints may be in any script."""
     ascii_only = {name: value.encode("ascii", "backslashreplace").decode() for name, value in headers.items() if value}
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return OpenAIReply(status, {"content-type": "application/json", **ascii_only}, body)
+    return status, {"content-type": "application/json", **ascii_only}, body

@@ -9,8 +9,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from qreward.engine.portal import portal
-from qreward.integrations.trainers import Adapter
-from qreward.integrations.trainers.settings import Source
+from qreward.integrations.trainers import Adapter, Source
 
 __all__ = ["QRewardRubric"]
 

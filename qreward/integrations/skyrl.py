@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qreward.engine.portal import portal
-from qreward.integrations.trainers import Adapter, Scored
-from qreward.integrations.trainers.settings import Source
+from qreward.integrations.trainers import Adapter, Scored, Source
 
 __all__ = ["QRewardEnv"]
 

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.settings import Failure, Source
+from qreward.integrations.trainers import Adapter, Failure, RewardConfig, Rewarder, Scored, Source, load_reward_config
 from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
 from qreward.judge.types import Scorer
@@ -155,15 +154,9 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
         raise ValueError("pass settings or judge, not both")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:  # the name of the model stands for the scorer
-        config = ADAPTER.checked(RewardConfig(reward_model=name, **chosen))
-        made = Rewarder(judge, ADAPTER.deadline, config)
+        made = Rewarder(judge, ADAPTER.deadline, ADAPTER.checked(RewardConfig(reward_model=name, **chosen)))
     else:
-        if chosen:
-            config = load_reward_config(settings)
-            chosen["columns"] = {**config.columns, **chosen.get("columns", {})}
-            named: dict[str, Any] = {} if config.client_file is None else {"client": config.client_file}
-            settings = RewardConfig(**dict(config) | named | chosen).at(config.place)
-        made = ADAPTER.rewarder(settings)
+        made = ADAPTER.rewarder(load_reward_config(settings, over=chosen) if chosen else settings)
     if made.config.on_failure in ("default", "none"):
         refuse_old_trl(name)
     return made

@@ -49,11 +49,11 @@ TABLE: list[tuple[errors.QRewardError, int, str]] = [
 def test_each_error_has_its_status_and_its_code() -> None:
     wrong = []
     for error, status, code in TABLE:
-        reply = refused(error)
-        assert isinstance(reply.body, bytes)
-        found = (status_of(error), reply.status, described(error)["code"], reply.headers["x-should-retry"])
-        if found != (status, status, code, "false") or json.loads(reply.body)["error"]["message"] != str(error):
-            wrong.append((error, found, reply.body))
+        replied, headers, body = refused(error)
+        assert isinstance(body, bytes)
+        found = (status_of(error), replied, described(error)["code"], headers["x-should-retry"])
+        if found != (status, status, code, "false") or json.loads(body)["error"]["message"] != str(error):
+            wrong.append((error, found, body))
     assert wrong == []
 
 
@@ -65,8 +65,8 @@ def test_the_table_leaves_out_no_error() -> None:
 
 
 def test_names_that_headers_cannot_hold_are_escaped() -> None:
-    reply = refused(errors.ServerError("x", endpoint="gpu-\u96f6", status_code=500, request_id="r\u00e9q"))
-    assert (reply.headers["x-qreward-endpoint"], reply.headers["x-request-id"]) == ("gpu-\\u96f6", "r\\xe9q")
+    _, headers, _ = refused(errors.ServerError("x", endpoint="gpu-\u96f6", status_code=500, request_id="r\u00e9q"))
+    assert (headers["x-qreward-endpoint"], headers["x-request-id"]) == ("gpu-\\u96f6", "r\\xe9q")
 
 
 async def read(stream: Any, said: list[str]) -> None:

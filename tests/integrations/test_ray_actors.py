@@ -13,8 +13,7 @@ from scale import seeds
 
 from qreward.integrations.ray import ActorDied
 from qreward.integrations.ray import pool as pool_module
-from qreward.integrations.ray.backends import ActorLost, LocalActor, PoolConfig, ScorerSpec
-from qreward.integrations.ray.pool import STARTS, Actors
+from qreward.integrations.ray.pool import STARTS, ActorLost, Actors, LocalActor, PoolConfig, ScorerSpec
 
 
 class Backend:
@@ -74,7 +73,7 @@ class Stage:
         actor = batch.result()
         actor.finished = True
         actor.free += self.slots(alone)
-        self.actors._assign()
+        self.actors.changed.set()
         await self.turns()
 
     async def die(self, actor: LocalActor) -> None:
@@ -251,7 +250,7 @@ class RandomEvents:
                 self.on_actors.append((batch, alone))
 
     def check(self, actors: Actors) -> None:
-        assert len(actors.waiting) == len(self.waiting)
+        assert actors.counts["waiting"] == len(self.waiting)
         assert actors.given_up < 3 or not self.waiting
         for actor in actors.ready:
             on_it = [alone for batch, alone in self.on_actors if batch.result() is actor]

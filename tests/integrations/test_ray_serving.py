@@ -16,7 +16,7 @@ from ray_fakes import FakeRay, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations.ray import deployment
-from qreward.integrations.ray.backends import ScorerSpec
+from qreward.integrations.ray.pool import ScorerSpec
 from qreward.integrations.ray.serving import AsgiProxy, Replica
 
 pytestmark = pytest.mark.real_time

@@ -16,9 +16,9 @@ from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.roll import (
     INVALID,
     MOST_DROPPED,
-    Drops,
     InvalidGroupFilter,
     RewardUnavailable,
+    check_dropped,
     failure_of,
     judge,
     judge_rows,
@@ -94,17 +94,12 @@ def test_a_column_of_another_length_belongs_to_no_row() -> None:
     ]
 
 
-def test_drops_in_a_row_end_in_an_error_that_travels_and_one_that_is_kept_begins_anew() -> None:
-    drops = Drops("prompts")
-    for _ in range(2):
-        drops.in_a_row += MOST_DROPPED - 1
-        drops.check("429")
-        drops.in_a_row = 0
-    drops.in_a_row += MOST_DROPPED
+def test_drops_in_a_row_end_in_an_error_that_travels() -> None:
+    check_dropped(MOST_DROPPED - 1, "prompts", "429")
     with pytest.raises(
         RewardUnavailable, match=r"100 prompts in a row were dropped, because rewards are missing\. The last: 429"
     ) as raised:
-        drops.check("429")
+        check_dropped(MOST_DROPPED, "prompts", "429")
     again = pickle.loads(pickle.dumps(raised.value))  # the way through Ray
     assert (type(again), str(again)) == (RewardUnavailable, str(raised.value))
 
@@ -219,6 +214,18 @@ def test_reward_manager_config_lies_over_rolls_own_keys_and_the_actor_may_name_a
     file.write_text(json.dumps({"reward_model": "rm-7b"}))
     monkeypatch.setenv("QREWARD_REWARD", str(file))
     assert read().reward_model == "rm-7b"
+
+
+def test_a_variable_of_the_file_is_replaced_once_and_a_file_under_the_keys_of_rolls_judge_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "reward.json"
+    file.write_text('{"client": {"endpoints": [{"base_url": "http://a:1/v1", "api_key": "${KEY}"}]}, "reward_model": "rm-7b"}')
+    monkeypatch.setenv("KEY", "$ecret")
+    config = read(system_envs={"QREWARD_REWARD": str(file)})
+    assert config.client is not None
+    assert [each.api_key.get_secret_value() for each in config.client.endpoints if each.api_key] == ["$ecret"]
+    assert not Path(config.place).exists()
 
 
 def test_what_is_wrong_is_said_without_a_key() -> None:

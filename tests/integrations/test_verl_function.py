@@ -114,6 +114,16 @@ def test_a_setting_beside_the_file_replaces_only_what_it_names(tmp_path: Path, s
     assert (made.model, made.range, made.prompt) == (("judge-70b",), (-1.0, 1.0), "Judge {response}.")
 
 
+def test_a_variable_of_the_file_is_replaced_once(tmp_path: Path, scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "reward.json"
+    endpoint = {"base_url": "http://127.0.0.1:1/v1", "api_key": "${KEY}"}
+    file.write_text(json.dumps({"client": {"endpoints": [endpoint]}, "judge": {"model": "judge-7b"}}))
+    monkeypatch.setenv("KEY", "$ecret")
+    client = settings_of({"config": str(file), "deadline": 3.0}).client
+    assert client is not None
+    assert [each.api_key.get_secret_value() for each in client.endpoints if each.api_key] == ["$ecret"]
+
+
 def test_settings_that_print_alike_are_one_only_if_they_are_equal(scorer: FakeScorer) -> None:
     ends = [Endpoint("http://127.0.0.1:9/v1", api_key=key) for key in ("a", "b", "a")]
     first, other, again = [settings_of({**SETTINGS, "client": {"endpoints": [end]}}) for end in ends]

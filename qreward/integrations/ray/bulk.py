@@ -19,7 +19,7 @@ from qreward.bulk.outputs import BulkReport
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
-from qreward.integrations.ray.backends import require_ray
+from qreward.integrations.ray.pool import require_ray
 from qreward.judge import make_scorer
 from qreward.judge.calibration import digest
 from qreward.judge.config import JudgeConfig
@@ -134,9 +134,9 @@ def run(
     wanted = {"judge": judge, "reward_model": reward_model, **options}
     scorer, began = _scorer_of(judge, reward_model), time.monotonic()
     with _locked(Path(output)):
-        before = _open(output, options, scorer)
-        done_before, sent_before, again_before = before.done, before.sent, before.sent_again
-        del before  # the index of a large folder takes memory
+        folder = _open(output, options, scorer)
+        resumed, sent, again = folder.done, folder.sent, folder.sent_again
+        del folder  # the index of a large folder takes memory
         counted = dataset.map_batches(
             BulkRequests,
             fn_constructor_args=(str(output), config),
@@ -146,7 +146,7 @@ def run(
             compute=data.ActorPoolStrategy(size=actors),
             **{"max_concurrency": 2, **(ray_options or {})},  # the second task begins while the first waits for its last rows
         )
-        total: Counter[str] = Counter()
+        total: dict[str, Any] = Counter()
         reasons = []
         for row in counted.iter_rows():
             reasons.append(row.pop("reason"))
@@ -155,17 +155,14 @@ def run(
         folder = _open(output, {name: value for name, value in options.items() if name != "retry_failed"}, scorer)
         files = folder.write() if reason is None else 0
         return BulkReport(
-            lines=total["rows"],
+            **total,
             done=folder.done,
             failed=folder.failed,
-            resumed=done_before,
-            sent=folder.sent - sent_before,
-            sent_again=folder.sent_again - again_before,
+            resumed=resumed,
+            sent=folder.sent - sent,
+            sent_again=folder.sent_again - again,
             in_flight=folder.in_flight,
             seconds=time.monotonic() - began,
-            tokens=total["tokens"],
-            prompt_tokens=total["prompt_tokens"],
-            cached_tokens=total["cached_tokens"],
             output=folder.path if files else None,
             reason=reason,
         )
@@ -195,7 +192,7 @@ def counts(results: list[RowResult]) -> dict[str, Any]:
     usages = [each.usage for each in results if each.usage is not None]
     prompt, completion = (sum(getattr(usage, name) or 0 for usage in usages) for name in ("prompt_tokens", "completion_tokens"))
     return {
-        "rows": len(results),
+        "lines": len(results),
         "tokens": prompt + completion,
         "prompt_tokens": prompt,
         "cached_tokens": sum(usage.cached_tokens or 0 for usage in usages),
@@ -217,10 +214,9 @@ def _scorer_of(judge: JudgeSource, reward_model: str | None) -> JudgeConfig | st
 
 def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | str | None) -> JournalFolder:
     settings = keyed_settings(options)
-    identity: str | None = None if isinstance(scorer, JudgeConfig) else scorer
     if isinstance(scorer, JudgeConfig):
-        identity = f"judge {', '.join(scorer.model)}, settings {digest(scorer.model_dump())[:16]}"
-    common = {"keyed": True, **settings.shared_settings((), identity)}
+        scorer = f"judge {', '.join(scorer.model)}, settings {digest(scorer.model_dump())[:16]}"
+    common = {"keyed": True, **settings.shared_settings((), scorer)}
     return JournalFolder(Path(output), common, force=settings.resume == "force", retry_failed=settings.retry_failed)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from qreward.integrations.ray.backends import is_connected, require_ray
+from qreward.integrations.ray.pool import is_connected, require_ray
 from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.transport.local import is_death
 

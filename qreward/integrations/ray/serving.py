@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, ScoreResult, SingletonAnswer
 from qreward.errors import ConfigError
-from qreward.integrations.ray.backends import CALL, INSTALL, ScorerSpec, close_scorer, require_ray
+from qreward.integrations.ray.pool import CALL, INSTALL, ScorerSpec, close_scorer, require_ray
 from qreward.server import ServerConfig, create_app
 
 _REPLICAS: dict[str, Replica] = {}

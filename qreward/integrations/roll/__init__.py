@@ -16,8 +16,8 @@ from functools import reduce
 from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, merged, read_reward_settings
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, Source, load_reward_config
+from qreward.integrations.trainers.settings import SCORERS, VARIABLE, merged
 
 __all__ = ["INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
 
@@ -54,14 +54,15 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     entries = getattr(worker, "reward_manager_config", None) or []
     if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
-    layers = [read_reward_settings(file)[0] if file else {}, _settings_of_rolls_judge(worker, prompts), *entries]
-    settings: dict[str, Any] = reduce(merged, layers, {})
-    if not settings.keys() & SCORERS:
+    settings: dict[str, Any] = reduce(merged, [_settings_of_rolls_judge(worker, prompts), *entries], {})
+    if not file and not settings.keys() & SCORERS:
         raise ConfigError(
             "no judge is configured; set judge_model_name, or judge, reward_model or cascade in reward_manager_config, "
             f"or name a file with them in system_envs: {{{VARIABLE}: /path/reward.yaml}}"
         )
-    return load_reward_config(settings)
+    if not file:
+        return load_reward_config(settings)
+    return load_reward_config(file, over=settings, place=f"{file} and the settings of the worker")  # so that the file is not watched
 
 
 def _settings_of_rolls_judge(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
@@ -141,17 +142,13 @@ def _fitting(score: float) -> float:
     return score
 
 
-class Drops:
-    """Counts prompts or groups that are dropped in a row. If all endpoints are down, the run would otherwise generate responses forever."""
+def check_dropped(in_a_row: int, what: str, reason: str) -> None:
+    """Raise :class:`RewardUnavailable` if ``MOST_DROPPED`` or more prompts or groups were dropped in a row.
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self.in_a_row = 0
-
-    def check(self, reason: str) -> None:
-        """Raise :class:`RewardUnavailable` if ``MOST_DROPPED`` or more prompts or groups were dropped in a row."""
-        if self.in_a_row >= MOST_DROPPED:
-            raise RewardUnavailable(f"{self.in_a_row} {self._what} in a row were dropped, because rewards are missing. The last: {reason}")
+    If all endpoints are down, the run would otherwise generate responses forever.
+    """
+    if in_a_row >= MOST_DROPPED:
+        raise RewardUnavailable(f"{in_a_row} {what} in a row were dropped, because rewards are missing. The last: {reason}")
 
 
 _ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="", logs=False)
@@ -187,18 +184,16 @@ class InvalidGroupFilter:
     """
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:  # noqa: ARG002 - ROLL's signature
-        self._drops = Drops("groups")
+        self._dropped = 0
 
     def filter(self, group_id: int, episode_id: int, group: Iterable[Any]) -> bool:
         """Return True if the group must be dropped. ROLL calls this method."""
         columns = [rollout.non_tensor_batch for rollout in group if rollout is not None]
         scores = [score for each in columns for name in ("episode_scores", "step_scores") for score in _numbers(each.get(name, ()))]
-        if not any(score < INVALID / 2 for score in scores):
-            self._drops.in_a_row = 0
-            return False
-        self._drops.in_a_row += 1
-        self._drops.check(f"group {group_id} of episode {episode_id} has a step that could not be judged")
-        return True
+        is_dropped = any(score < INVALID / 2 for score in scores)
+        self._dropped = self._dropped + 1 if is_dropped else 0
+        check_dropped(self._dropped, "groups", f"group {group_id} of episode {episode_id} has a step that could not be judged")
+        return is_dropped
 
 
 def _numbers(value: Any) -> Iterable[float]:

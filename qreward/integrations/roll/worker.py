@@ -20,8 +20,8 @@ from qreward.integrations.roll import (
     ADAPTER,
     PROMPTS,
     RESPONSES,
-    Drops,
     RewardUnavailable,
+    check_dropped,
     failure_of,
     judge_rows,
     rows_of,
@@ -57,14 +57,13 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
     async def compute_rewards(self, data: DataProto) -> DataProto:
         """Judge each row. Raises ``RewardUnavailable`` if a reward is missing, and ``on_failure`` names no number for it."""
         meta_info = data.meta_info or {}
-        carrier = meta_info.get(CARRIER)  # ROLL continues the caller's trace only in methods that are not async
-        token = context.attach(propagate.extract(carrier)) if carrier else None
+        carrier = meta_info.get(CARRIER) or {}  # ROLL continues the caller's trace only in methods that are not async
+        token = context.attach(propagate.extract(carrier, context.get_current()))
         try:
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
             rewards, metrics = await judge_rows(self.rewarder, rows, meta_info.get("global_step"))
         finally:
-            if token is not None:
-                context.detach(token)
+            context.detach(token)
         scores = torch.tensor(rewards, dtype=torch.float16)
         zeros = torch.zeros_like(data.batch[RESPONSES], dtype=torch.float16)
         output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
@@ -89,22 +88,21 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
 
     def __init__(self) -> None:
         super().__init__()
-        self._drops = Drops("prompts")
-        self._reason = ""
+        self._dropped, self._reason = 0, ""
 
     async def process_new_prompt(self, context: Any) -> Any:
         """Process a prompt as ROLL's loop does, and return its responses. If rewards are missing, return None, which drops the prompt."""
         responses = await super().process_new_prompt(context)
-        self._drops.check(self._reason)
+        check_dropped(self._dropped, "prompts", self._reason)
         return responses
 
     async def _generate_and_reward(self, context: Any, req: Any, domain: str) -> Any:
         try:
             responses = await super()._generate_and_reward(context=context, req=req, domain=domain)
         except RewardUnavailable as error:
-            self._drops.in_a_row += 1
+            self._dropped += 1
             self._reason = str(error).splitlines()[0]
             get_logger().warning(f"prompt {context.prompt_id} is dropped: {self._reason}")
             return None
-        self._drops.in_a_row = 0
+        self._dropped = 0
         return responses

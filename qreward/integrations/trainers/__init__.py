@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qreward.integrations.trainers.rewarder import Adapter, Rewarder, rewarder
-from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
+from qreward.integrations.trainers.settings import Failure, RewardConfig, Source, load_reward_config
 from qreward.integrations.trainers.verdicts import Scored
 
-__all__ = ["Adapter", "RewardConfig", "Rewarder", "Scored", "load_reward_config", "rewarder"]
+__all__ = ["Adapter", "Failure", "RewardConfig", "Rewarder", "Scored", "Source", "load_reward_config", "rewarder"]

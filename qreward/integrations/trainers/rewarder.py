@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -30,13 +31,12 @@ from qreward.integrations.trainers.settings import (
     RewardConfig,
     Source,
     check,
+    fields_of,
     load_reward_config,
     name_source_in_errors,
-    prompt_fields,
-    template_fields,
 )
 from qreward.integrations.trainers.texts import plain
-from qreward.integrations.trainers.verdicts import Scored, VerdictFile, writable
+from qreward.integrations.trainers.verdicts import Scored, writable, write_verdicts
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
@@ -71,7 +71,6 @@ class Rewarder:
         self.deadline = self.config.deadline or deadline
         if self.config.rank is not None and not hasattr(scorer, "rank"):
             raise ConfigError(f"{self.config.place}: rank: only a judge compares responses; set judge, or leave out rank")
-        self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
         self._unfits: frozenset[str] = frozenset()
         self.waiting: Callable[[], Mapping[str, int]] = dict
 
@@ -91,6 +90,10 @@ class Rewarder:
         Raises ``ConfigError`` if the settings do not fit the data, such as a prompt with a field that no item has. An exception of the
         scorer that is neither a ``QRewardError`` nor a ``ValueError`` propagates, because it is a bug in code.
         """
+        if (loop := asyncio.get_running_loop()) not in _LOOPS:  # connections can be closed only while their loop runs
+            _LOOPS.add(loop)
+            atexit.unregister(close_all)
+            atexit.register(close_all)  # before the trainer stops the loop at exit
         rows = list(items)
         names = frozenset().union(*rows)
         groups: dict[object, list[int]] = {}
@@ -98,22 +101,17 @@ class Rewarder:
             others = present(row)
             if others.pop("response", None) is not None:
                 groups.setdefault(encoded(others) if self.config.rank else place, []).append(place)
-        found = [Scored(None, BadRequest("there is no response to score: it is None"), 0.0)] * len(rows)
-
-        async def judge(places: Sequence[int]) -> None:
-            for place, scored in zip(places, await self._score([rows[place] for place in places], names), strict=True):
-                found[place] = scored
-
-        await asyncio.gather(*map(judge, groups.values()))
-        if self._verdicts is not None:
-            self._verdicts.write(zip(rows, found, strict=True), step)
+        scored = await asyncio.gather(*(self._score([rows[place] for place in places], names) for places in groups.values()))
+        by_place = dict(zip(chain(*groups.values()), chain(*scored), strict=True))
+        absent = Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
+        found = [by_place.get(place, absent) for place in range(len(rows))]
+        if self.config.verdicts is not None:
+            write_verdicts(self.config.verdicts, zip(rows, found, strict=True), step)
         return found
 
     async def _score(self, items: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
         """Score an item, or rank the items of a group. ``names`` are the fields of all items of the call."""
-        begun = monotonic()
-        _end_before(asyncio.get_running_loop())
-        filled = present(items[0])
+        begun, filled = monotonic(), present(items[0])
         fields = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled}
         prompt, response = fields.pop("prompt"), fields.pop("response")
         options: dict[str, Any] = {"timeout": self.deadline, "priority": self.config.priority}
@@ -127,7 +125,7 @@ class Rewarder:
             for verdict in verdicts:
                 check_finite(verdict)
         except ConfigError as failure:
-            if template_fields(self.config) - names or names <= filled.keys():
+            if fields_of(self.config)[0] - names or names <= filled.keys():
                 raise
             error = failure  # a value is missing in this row
         except QRewardError as failure:
@@ -222,7 +220,7 @@ class Adapter:
             >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
             {'prompt': '2 + 2?', 'response': '4'}
         """
-        named = prompt_fields(config)
+        _, named = fields_of(config)
         item: dict[str, Any] = {}
         for field, column in config.columns.items():
             try:
@@ -330,23 +328,20 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
         made.waiting = runtime_of(client).look.waiting_for
         return made
 
-    known = made_before(_MADE, (name, deadline), given)  # does not wait while another thread makes a rewarder
-    if known is not None:
-        return known
-    with _LOCK:
-        return made_once(_MADE, (name, deadline), given, make)
-
-
-def made_before(made: Mapping[Any, list[tuple[Any, T]]], text: Any, given: Any) -> T | None:
-    return next((result for known, result in made.get(text, ()) if same(known, given)), None)
+    return made_once(_MADE, (name, deadline), given, make)
 
 
 def made_once(made: dict[Any, list[tuple[Any, T]]], text: Any, given: Any, make: Callable[[], T]) -> T:
     """Return what was made of equal settings, or make it. Settings with the same ``text`` may differ: it shows no key and no function."""
-    result = made_before(made, text, given)
-    if result is None:
-        result = make()
-        made.setdefault(text, []).append((given, result))
+
+    def known() -> T | None:
+        return next((result for other, result in made.get(text, ()) if same(other, given)), None)
+
+    if (result := known()) is None:  # what is known is there at once while another thread makes something
+        with _LOCK:
+            if (result := known()) is None:
+                result = make()
+                made.setdefault(text, []).append((given, result))
     return result
 
 
@@ -408,17 +403,6 @@ def close_all() -> None:
     for each in closing:
         with suppress(Exception):
             portal().call(each.aclose)
-
-
-def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again for a new event loop, so that it runs before the trainer stops this loop at exit.
-
-    Connections can be closed only while their event loop runs.
-    """
-    if loop not in _LOOPS:
-        _LOOPS.add(loop)
-        atexit.unregister(close_all)
-        atexit.register(close_all)
 
 
 def _after_fork(_: object) -> object:

@@ -10,7 +10,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.verdicts import VerdictsConfig
@@ -115,31 +115,24 @@ class RewardConfig(Policy):
             )
         return value
 
-    @field_validator("verdicts", mode="before")
+    @field_validator("client", "verdicts", mode="before")
     @classmethod
-    def _at_a_path(cls, value: object) -> object:
-        return {"path": str(value)} if isinstance(value, str | Path) else value
-
-    @field_validator("client", mode="before")
-    @classmethod
-    def _from_a_file(cls, value: object) -> object:
-        return load_config(value) if isinstance(value, str | Path) else value
+    def _named_by_a_path(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str | Path):
+            return value
+        return load_config(value) if info.field_name == "client" else {"path": str(value)}
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep_the_name_of_the_file(cls, value: Any, read: Callable[[Any], RewardConfig]) -> RewardConfig:
+    def _one_scorer(cls, value: Any, read: Callable[[Any], RewardConfig]) -> RewardConfig:
         client, made = value.get("client") if isinstance(value, Mapping) else None, read(value)
         if isinstance(client, str | Path):
             BaseModel.__setattr__(made, "_client_file", client)
-        return made
-
-    @model_validator(mode="after")
-    def _one_scorer(self) -> RewardConfig:
-        if [self.judge, self.reward_model, self.cascade].count(None) != len(SCORERS) - 1:
+        if [made.judge, made.reward_model, made.cascade].count(None) != len(SCORERS) - 1:
             raise ValueError(
                 "set exactly one of judge (a mapping of settings), reward_model (a model's name) and cascade (several of these)"
             )
-        return self
+        return made
 
     @property
     def scorer(self) -> JudgeConfig | CascadeConfig | str:
@@ -164,19 +157,26 @@ Source = str | Path | Mapping[str, Any] | RewardConfig | None
 """A file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD`` names."""
 
 
-def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
+def load_reward_config(source: Source = None, *, over: Mapping[str, Any] | None = None, place: str | None = None) -> RewardConfig:
     """Load and return the settings of an adapter.
 
-    ``source`` is a YAML, JSON or TOML file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
+    ``source`` is a YAML, JSON or TOML file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names. The settings
+    in ``over`` replace those of the source; mappings are merged.
     Messages name the file, or ``place``. Raises ``ConfigError`` if there are no settings, or a setting is wrong.
     """
     if isinstance(source, RewardConfig):
-        return source
-    given = source if source is not None else os.environ.get(VARIABLE)
-    if not given:
-        raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
-    content, read_at = read_reward_settings(given)
-    location = SettingsLocation(place) if place else read_at
+        if not over:
+            return source
+        content, location = {**dict(source), "client": source.client_file or source.client}, SettingsLocation(source.place)
+    else:
+        given = source if source is not None else os.environ.get(VARIABLE)
+        if not given:
+            raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
+        content, location = read_reward_settings(given)
+    if over:
+        content = merged(content, read_reward_settings(over)[0])
+    if place or over:  # a line of the file would not be that of the fault
+        location = SettingsLocation(place or str(location))
     return location.validated(RewardConfig, content).at(str(location))
 
 
@@ -216,22 +216,17 @@ ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
 
-def prompt_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judges' templates name, and the fields with rubrics.
+def fields_of(config: RewardConfig) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the fields that each item must have, and all fields that the scorers use.
 
-    A reward model, and a judge whose settings have no ``prompt``, use the three fields that every item has.
+    The former are those that the judges' own templates name, and those of rubrics without a default. A reward model, and a judge whose
+    settings have no ``prompt``, use the three fields that every item has.
     """
     judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
+    needed = frozenset(judge.rubric_column for judge in judges if judge.rubric_column and judge.rubric is None)
+    needed = needed.union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
     has_own = len(judges) == len(config.stages) and all(judge.prompt is not None for judge in judges)
-    rubrics = frozenset(judge.rubric_column for judge in judges if judge.rubric_column)
-    return template_fields(config) | rubrics | (frozenset() if has_own else ITEM)
-
-
-def template_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judges' own templates name, and those of rubrics without a default. Each item must have all of them."""
-    judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
-    rubrics = frozenset(judge.rubric_column for judge in judges if judge.rubric_column and judge.rubric is None)
-    return rubrics.union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
+    return needed, needed.union((judge.rubric_column for judge in judges if judge.rubric_column), () if has_own else ITEM)
 
 
 @lru_cache(maxsize=64)
@@ -256,7 +251,7 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
 
     Raises ``ConfigError`` for models that no endpoint serves, and for columns of fields that do not exist.
     """
-    known, patterns = ITEM | prompt_fields(config), list(routes)
+    known, patterns = ITEM | fields_of(config)[1], list(routes)
     for setting, stage in config.stages.items():
         models, where = ((stage,), setting) if isinstance(stage, str) else (stage.model, f"{setting}.model")
         for model in models:

@@ -95,46 +95,45 @@ class VerdictsConfig(Policy):
     contents: bool = False
 
 
-class VerdictFile:
-    """Appends judgements to a file. If it cannot be written, this is logged once, and no reward is lost."""
+_FAILED: set[str] = set()
+"""Paths to which judgements could not be written."""
 
-    def __init__(self, config: VerdictsConfig) -> None:
-        self._path, self._contents, self._failed = Path(config.path).expanduser(), config.contents, False
 
-    def write(self, judged: Iterable[tuple[Mapping[str, Any], Scored]], step: int | None) -> None:
-        """Append judgements, at a ``step`` of the trainer."""
-        lines = []
-        for item, scored in judged:
-            verdict, error, usage = scored.verdict, scored.error, scored.usage
-            line: dict[str, Any] = {"time": round(time(), 3), "process": os.getpid(), "step": step}
-            line |= {name: sha256(encoded(item.get(name))).hexdigest()[:16] for name in ("prompt", "response")}
-            line |= {"score": None if verdict is None else verdict.score, "error": None if error is None else type(error).__name__}
-            if verdict is not None:
-                line["criteria"] = {
-                    name: {"score": each.score, "weight": each.weight, "gate": each.gate, "passed": each.passed}
-                    for name, each in (verdict.criteria or {}).items()
-                }
-                line |= {"confidence": verdict.confidence, "decided_by": verdict.decided_by, "cached": verdict.cached}
-                line["models"] = sorted({vote.model for vote in verdict.votes if vote.model})
-            line |= {"seconds": round(scored.seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
-            if self._contents:
-                answers = [] if verdict is None else [vote.text for vote in verdict.votes]
-                line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
-            lines.append(encoded(line) + b"\n")
+def write_verdicts(config: VerdictsConfig, judged: Iterable[tuple[Mapping[str, Any], Scored]], step: int | None) -> None:
+    """Append judgements, at a ``step`` of the trainer, to a file. If it cannot be written, this is logged once, and no reward is lost."""
+    lines = []
+    for item, scored in judged:
+        verdict, error, usage = scored.verdict, scored.error, scored.usage
+        line: dict[str, Any] = {"time": round(time(), 3), "process": os.getpid(), "step": step}
+        line |= {name: sha256(encoded(item.get(name))).hexdigest()[:16] for name in ("prompt", "response")}
+        line |= {"score": None if verdict is None else verdict.score, "error": None if error is None else type(error).__name__}
+        if verdict is not None:
+            line["criteria"] = {
+                name: {"score": each.score, "weight": each.weight, "gate": each.gate, "passed": each.passed}
+                for name, each in (verdict.criteria or {}).items()
+            }
+            line |= {"confidence": verdict.confidence, "decided_by": verdict.decided_by, "cached": verdict.cached}
+            line["models"] = sorted({vote.model for vote in verdict.votes if vote.model})
+        line |= {"seconds": round(scored.seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
+        if config.contents:
+            answers = [] if verdict is None else [vote.text for vote in verdict.votes]
+            line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
+        lines.append(encoded(line) + b"\n")
+    path = Path(config.path).expanduser()
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                size = os.fstat(handle).st_size
-                is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # by a disk that was full
-                data = b"\n" * is_torn + b"".join(lines)
-                if os.write(handle, data) < len(data):  # one call, so that the lines of several processes do not mix
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                os.close(handle)
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                _log.warning("the verdicts cannot be written to %r, and are lost: %s", str(self._path), error.strerror)
+            size = os.fstat(handle).st_size
+            is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # by a disk that was full
+            data = b"\n" * is_torn + b"".join(lines)
+            if os.write(handle, data) < len(data):  # one call, so that the lines of several processes do not mix
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if str(path) not in _FAILED:
+            _FAILED.add(str(path))
+            _log.warning("the verdicts cannot be written to %r, and are lost: %s", str(path), error.strerror)
 
 
 _NO_VERDICT = "is no verdict of a trainer; to compare judges on items, name them with --config"

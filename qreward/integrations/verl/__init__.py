@@ -14,8 +14,9 @@ from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.rewarder import made_once
-from qreward.integrations.trainers.settings import merged, read_reward_settings
 from qreward.integrations.trainers.texts import plain
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 
 __all__ = ["compute_score", "compute_scores"]
@@ -132,14 +133,11 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
 
     def load() -> RewardConfig:
         file, above = ours.get("config"), {name: value for name, value in ours.items() if name != "config"}
-        if file is not None and above:
-            known = load_reward_config(merged(read_reward_settings(file)[0], above), place=f"{file} and reward_kwargs")
-        else:
-            known = load_reward_config(above or file, place="reward_kwargs" if above else None)
+        place = f"{file} and reward_kwargs" if file else "reward_kwargs"
+        known = load_reward_config(file or above or None, over=above if file else None, place=place if above else None)
         if known.client is None and router:
-            endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}
-            settings = known.model_dump(exclude_unset=True) | {"client": {"endpoints": [endpoint]}}
-            known = load_reward_config(settings, place=known.place)
+            served = Endpoint(f"http://{router}/v1", name="verl-router", kind=kind, proxy="")
+            known = load_reward_config(known, over={"client": ClientConfig(endpoints=(served,))})
         return _GROUPS.checked(known)
 
     return made_once(_CONFIGS, json.dumps([ours, str(router), kind], sort_keys=True, default=repr), ours, load)

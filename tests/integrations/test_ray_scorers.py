@@ -13,8 +13,7 @@ from ray_fakes import FakeRay, installed
 from shared_tools import until
 
 from qreward.batching.reward_buffer import InvalidScores
-from qreward.integrations.ray.backends import RemoteActor, ScorerActor, ScorerSpec, portable
-from qreward.integrations.ray.pool import rows_of
+from qreward.integrations.ray.pool import RemoteActor, ScorerActor, ScorerSpec, portable, rows_of
 
 pytestmark = pytest.mark.real_time
 

@@ -110,7 +110,7 @@ class LeaseRenewer:
             slow = source.latency.p99
             request.permits = Demand(
                 limits.max_concurrency,
-                hold=0.0 if lapsed else lease.permits,
+                hold=0.0 if lapsed else lease.window.permits,
                 rate=min(lease.window.inner.limit, could),
                 using=source.inflight,
                 lasts=LINGER if slow is None else min(LINGER, SLOW * slow),

@@ -140,7 +140,7 @@ def _parse_yaml(text: str) -> object:
     except ImportError:
         raise ConfigError("PyYAML is needed to read YAML; install qreward[yaml], or write the file as JSON or TOML") from None
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         """Rejects a mapping in which a name is repeated, of which PyYAML would keep only the last value."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:

@@ -251,7 +251,8 @@ class PermitPool(Quota, array_like=True):
 BACKWARDS = 1.0
 """Maximum number of seconds by which the clocks of members may differ. A time that is earlier by more than this comes from another clock,
 for example from the clock after a restart of the machine."""
-KINDS = ("requests", "tokens", "permits")
+SETTINGS = {"requests": "rpm", "tokens": "tpm", "permits": "max_concurrency"}
+"""Kind of limit, which is its name in the messages and in the ledger -> its name in ``Limits``."""
 
 
 class Ledger(msgspec.Struct, array_like=True):
@@ -268,7 +269,7 @@ class Ledger(msgspec.Struct, array_like=True):
         now = self._end_leases(now)
         self.members[member] = now
         grants = {}
-        for kind in KINDS:
+        for kind in SETTINGS:
             quota, need = getattr(self, kind), getattr(request, kind)
             if need is None:
                 quota.close(now, member)
@@ -286,7 +287,7 @@ class Ledger(msgspec.Struct, array_like=True):
     def remove_dead(self, now: float, member: str) -> None:
         """Remove a member that has died. Amounts that the member has not reported count as used, and its shares become free."""
         now = min(max(self.now, now), self.members.pop(member, inf) + LEASE)
-        for kind in KINDS:
+        for kind in SETTINGS:
             getattr(self, kind).close(now, member)
 
     def silent(self, now: float) -> list[str]:
@@ -324,9 +325,8 @@ class Lease:
         self.until = -inf  # when the lease ends unless it is renewed; -inf without a lease
         self.members = 0  # number of members that share the key, according to the last reply; 0 if this process is not a member
         self.news = "waiting for a first share"  # description of an unusual state; empty in the usual state
-        self.requests = LeasedQuota(self, 1.0) if limits.rpm else None
-        self.tokens = LeasedQuota(self, FIRST_TOKENS) if limits.tpm else None
-        self.quotas = {kind: quota for kind, quota in (("requests", self.requests), ("tokens", self.tokens)) if quota is not None}
+        costs = {"requests": 1.0, "tokens": FIRST_TOKENS}
+        self.quotas = {kind: LeasedQuota(self, cost) for kind, cost in costs.items() if getattr(limits, SETTINGS[kind])}
         self.window = CappedLimit(window, 0.0 if limits.max_concurrency else inf)
 
     def is_valid(self, now: float) -> bool:
@@ -388,9 +388,9 @@ class Lease:
         """Describe the lease, for example ``one of 8 processes: 73.5 of 600 requests a minute``."""
         if self.until == -inf:
             return self.news
-        held, configured = [], {"requests": limits.rpm, "tokens": limits.tpm}
+        held = []
         for kind, quota in self.quotas.items():
-            if (limit := configured[kind]) is not None:
+            if (limit := getattr(limits, SETTINGS[kind])) is not None:
                 held.append(f"{_short(quota.share)} of {_short(min(limit, quota.limit))} {kind} a minute")
         if limits.max_concurrency is not None:
             held.append(f"{self.window.permits:g} of {limits.max_concurrency} in flight")

@@ -421,8 +421,7 @@ def test_a_source_asks_for_half_as_much_again_as_it_used_since_its_last_renewal(
 
 def test_a_source_asks_for_tokens_by_the_mean_of_what_its_requests_cost_and_for_one_large_request_at_least() -> None:
     demands = Demands(tpm=60_000)
-    tokens = demands.lease.tokens
-    assert tokens is not None
+    tokens = demands.lease.quotas["tokens"]
     demands.ask(0.0, "tokens")
     demands.send(0.1, 40)
     for _ in range(100):

@@ -16,43 +16,6 @@ from qreward.settings.files import read_settings
 DEFAULT = USUAL_FILES[0]
 EXAMPLE = "http://gpu-0:8000/v1"
 
-CLIENT = """\
-# The endpoints of qreward, and how they may be used.
-# Check them:    qreward check {path}
-# All settings:  {settings}
-
-# timeout = 600  # timeout of one call in seconds, including time in the queue
-"""
-FIRST = """\
-
-[[endpoints]]
-base_url = {url}  # root of the API, without /chat/completions
-# name = "gpu-0"                   # name in results and errors; default: host and port
-# kind = "vllm"                    # openai (default), vllm, sglang, tei, openrlhf or nim
-# models = ["judge-*"]             # patterns of the models that it serves; default: any model
-{key}  # read from the environment; do not write the key itself here
-# limits = {{max_concurrency = 64, rpm = 600, tpm = 200000}}  # concurrent requests, requests and tokens per minute; measured if not set
-# price = [0.15, 0.6]              # US dollars per million prompt and completion tokens, to report costs
-"""
-JUDGE = """\
-# A judge that turns responses into rewards.
-# Judge the lines of a file:  qreward run items.jsonl --judge {judge} --output results.jsonl
-# Use it in a trainer:        {trainers}
-
-client = {client}  # the file with the endpoints, in the folder of this file
-# deadline = 60                       # timeout of one reward in seconds, including time in the queue and retries
-# on_failure = "raise"                # for a missing reward: raise an error, none (if the trainer supports it), or a number
-# columns = {{reference = "solution"}}  # field of the prompt -> column of your data, if the names differ
-
-[judge]
-model = {model}  # the model that judges
-# prompt = "{{answer_form}}\\n\\nQuestion: {{prompt}}\\nReference answer: {{reference}}\\nCandidate answer: {{response}}"
-scale = [0, 10]                               # lowest and highest score that the judge may give
-range = [0, 1]                                # the rewards for the lowest and the highest score
-# samples = 3                                 # number of answers for each item; the majority decides
-# params = {{temperature = 0.6, max_tokens = 1024}}  # parameters of each request
-"""
-
 
 def add_init(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=init)
@@ -93,7 +56,7 @@ def init(args: argparse.Namespace) -> int:
         if is_glob(args.judge):
             raise ConfigError(f"--judge must be the name of one model, not the pattern {args.judge!r}")
         names = {"client": f"{json.dumps(path.name):27}", "model": f"{json.dumps(args.judge):37}"}
-        files[judge] = JUDGE.format(judge=judge, trainers=page("trainers/index"), **names)
+        files[judge] = _filled("init_judge.toml", judge=str(judge), trainers=page("trainers/index"), **names)
     if keeps:
         print(f"kept     {path}")
     for file, text in files.items():
@@ -125,5 +88,13 @@ def _client_file(path: Path, urls: list[str]) -> str:
     if not urls and os.environ.get("OPENAI_API_KEY"):
         key = 'api_key = "${OPENAI_API_KEY}"    '
     first, *others = (json.dumps(url, ensure_ascii=False) for url in urls or [os.environ.get("OPENAI_BASE_URL") or EXAMPLE])
-    text = CLIENT.format(path=path, settings=page("reference/configuration")) + FIRST.format(url=f"{first:22}", key=key)
+    text = _filled("init_client.toml", path=str(path), settings=page("reference/configuration"), url=f"{first:22}", key=key)
     return text + "".join(f"\n[[endpoints]]\nbase_url = {url}\n" for url in others)
+
+
+def _filled(template: str, **values: str) -> str:
+    """Return a template of this folder, in which each ``<name>`` is replaced by its value."""
+    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace(f"<{name}>", value)
+    return text

@@ -6,10 +6,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import pairwise
 from math import floor, inf
+from typing import Any
 
 import msgspec
 
-from qreward.scheduler.limits.concurrency import ConcurrencyLimit, Reject
+from qreward.scheduler.limits.concurrency import ConcurrencyLimit
 from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
 
@@ -250,7 +251,8 @@ class PermitPool(Quota, array_like=True):
 BACKWARDS = 1.0
 """Maximum number of seconds by which the clocks of members may differ. A time that is earlier by more than this comes from another clock,
 for example from the clock after a restart of the machine."""
-KINDS = ("requests", "tokens", "permits")
+SETTINGS = {"requests": "rpm", "tokens": "tpm", "permits": "max_concurrency"}
+"""Kind of limit, which is its name in the messages and in the ledger -> its name in ``Limits``."""
 
 
 class Ledger(msgspec.Struct, array_like=True):
@@ -267,7 +269,7 @@ class Ledger(msgspec.Struct, array_like=True):
         now = self._end_leases(now)
         self.members[member] = now
         grants = {}
-        for kind in KINDS:
+        for kind in SETTINGS:
             quota, need = getattr(self, kind), getattr(request, kind)
             if need is None:
                 quota.close(now, member)
@@ -285,7 +287,7 @@ class Ledger(msgspec.Struct, array_like=True):
     def remove_dead(self, now: float, member: str) -> None:
         """Remove a member that has died. Amounts that the member has not reported count as used, and its shares become free."""
         now = min(max(self.now, now), self.members.pop(member, inf) + LEASE)
-        for kind in KINDS:
+        for kind in SETTINGS:
             getattr(self, kind).close(now, member)
 
     def silent(self, now: float) -> list[str]:
@@ -323,14 +325,12 @@ class Lease:
         self.until = -inf  # when the lease ends unless it is renewed; -inf without a lease
         self.members = 0  # number of members that share the key, according to the last reply; 0 if this process is not a member
         self.news = "waiting for a first share"  # description of an unusual state; empty in the usual state
-        self.requests = LeasedQuota(self, 1.0) if limits.rpm else None
-        self.tokens = LeasedQuota(self, FIRST_TOKENS) if limits.tpm else None
-        self.quotas = {kind: quota for kind, quota in (("requests", self.requests), ("tokens", self.tokens)) if quota is not None}
-        self.permits = 0.0 if limits.max_concurrency else inf  # requests that may be in flight
-        self.window = CappedLimit(window, self.permits)  # the concurrency limit, capped by ``permits``
+        costs = {"requests": 1.0, "tokens": FIRST_TOKENS}
+        self.quotas = {kind: LeasedQuota(self, cost) for kind, cost in costs.items() if getattr(limits, SETTINGS[kind])}
+        self.window = CappedLimit(window, 0.0 if limits.max_concurrency else inf)
 
     def is_valid(self, now: float) -> bool:
-        return self.permits >= 1 and now < self.until
+        return self.window.permits >= 1 and now < self.until
 
     def may_send(self, now: float) -> bool:
         """Return whether the lease is valid. If not, request a renewal."""
@@ -346,7 +346,7 @@ class Lease:
 
     def is_short(self) -> bool:
         """Return whether the last renewal left too little for a request, so that an early renewal would not help."""
-        return self.permits < 1 or any(quota.is_used_up() for quota in self.quotas.values())
+        return self.window.permits < 1 or any(quota.is_used_up() for quota in self.quotas.values())
 
     def lapse(self, now: float) -> bool:
         """Return whether the lease has expired. If so, drop the amounts that are left."""
@@ -360,7 +360,7 @@ class Lease:
         self.members, self.news = reply.members, ""
         self.until = sent_at + reply.lease
         if reply.permits is not None:
-            self._permit(reply.permits.hold)
+            self.window.permits = reply.permits.hold
         for kind, quota in self.quotas.items():
             quota.own = None
             if (part := getattr(reply, kind)) is not None:
@@ -373,13 +373,13 @@ class Lease:
             if (need := getattr(request, kind)) is not None:
                 quota.renew_alone(now, need, others)
         if request.permits is not None and not self.members:
-            self._permit(max(1, floor(request.permits.limit / NEWCOMER)))
+            self.window.permits = max(1, floor(request.permits.limit / NEWCOMER))
         self.until, self.news = now + LEASE, reason
 
     def end(self) -> None:
         self.until, self.members, self.news = -inf, 0, "idle"
-        if self.permits < inf:
-            self._permit(0.0)
+        if self.window.permits < inf:
+            self.window.permits = 0.0
         for quota in self.quotas.values():
             quota.left = quota.share = 0.0
             quota.own = None
@@ -388,18 +388,14 @@ class Lease:
         """Describe the lease, for example ``one of 8 processes: 73.5 of 600 requests a minute``."""
         if self.until == -inf:
             return self.news
-        held, configured = [], {"requests": limits.rpm, "tokens": limits.tpm}
+        held = []
         for kind, quota in self.quotas.items():
-            if (limit := configured[kind]) is not None:
+            if (limit := getattr(limits, SETTINGS[kind])) is not None:
                 held.append(f"{_short(quota.share)} of {_short(min(limit, quota.limit))} {kind} a minute")
         if limits.max_concurrency is not None:
-            held.append(f"{self.permits:g} of {limits.max_concurrency} in flight")
+            held.append(f"{self.window.permits:g} of {limits.max_concurrency} in flight")
         sharers = self.news or ("the only process" if self.members == 1 else f"one of {self.members} processes")
         return f"{sharers}: {', '.join(held)}"
-
-    def _permit(self, permits: float) -> None:
-        self.permits = permits
-        self.window.cap(permits)
 
 
 class LeasedQuota(Gcra):
@@ -478,55 +474,31 @@ class LeasedQuota(Gcra):
         return Demand(limit, want, rate=rate, least=least, spent=self.spent, returned=self.returned, left=self.left)
 
 
-class CappedLimit(ConcurrencyLimit):
-    """Caps a concurrency limit by the member's share of requests in flight. The wrapped limit adapts as usual."""
+class CappedLimit:
+    """Caps a concurrency limit by the member's share of requests in flight. The wrapped limit adapts as usual.
+
+    It takes the place of a ``ConcurrencyLimit``; what is not here is that of the wrapped limit.
+    """
 
     def __init__(self, inner: ConcurrencyLimit, permits: float) -> None:
-        self.peak = 0  # largest number of requests in flight since ``peak`` was last set
-        self._permits = permits
         self.inner = inner
+        self.permits = permits  # requests that may be in flight
+        self.peak = 0  # largest number of requests in flight since ``peak`` was last set
 
     @property
-    def inner(self) -> ConcurrencyLimit:
-        return self._inner
+    def limit(self) -> int:
+        return int(max(1, min(self.inner.limit, self.permits)))
 
-    @inner.setter
-    def inner(self, inner: ConcurrencyLimit) -> None:
-        self._inner, self.changes = inner, inner.changes
-        self.cap(self._permits)
-
-    def cap(self, permits: float) -> None:
-        self._permits = permits
-        self.limit = int(max(1, min(self._inner.limit, permits)))
-        self.reason = "its share" if permits < self._inner.limit else self._inner.reason
-
-    def start_with(self, items: int) -> None:
-        self._inner.start_with(items)
-        self.cap(self._permits)
+    @property
+    def reason(self) -> str:
+        return "its share" if self.permits < self.inner.limit else self.inner.reason
 
     def sent(self, now: float, inflight: int) -> None:
         self.peak = max(self.peak, inflight)
-        self._inner.sent(now, inflight)
+        self.inner.sent(now, inflight)
 
-    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
-        self._inner.ok(now, sent_at, tokens, inflight)
-        self.cap(self._permits)
-
-    def rejected(self, now: float, sent_at: float, order: int, hint: float | None, others: int) -> Reject:
-        meaning = self._inner.rejected(now, sent_at, order, hint, others)
-        self.cap(self._permits)
-        return meaning
-
-    def cooled(self, now: float, inflight: int) -> None:
-        self._inner.cooled(now, inflight)
-        self.cap(self._permits)
-
-    def returned(self, now: float, inflight: int) -> None:
-        self._inner.returned(now, inflight)
-        self.cap(self._permits)
-
-    def crowd(self, until: float) -> None:
-        self._inner.crowd(until)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 def _short(amount: float) -> str:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileLedger, key_of
-from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Lease, RenewReply, RenewRequest
+from qreward.quota.ledger import LINGER, MINUTE, RENEW, SETTINGS, Demand, Lease, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
@@ -102,15 +102,16 @@ class LeaseRenewer:
         want += 1 if waiting or used else 0
         rate = inf if waiting else (AHEAD * used / seconds * MINUTE + 1 if used else 0.0)
         lapsed = lease.lapse(now)
-        configured = {"requests": limits.rpm, "tokens": limits.tpm}
-        needs = {kind: quota.need(limit, want, rate) for kind, quota in lease.quotas.items() if (limit := configured[kind]) is not None}
-        request = RenewRequest(**needs)
+        request = RenewRequest()
+        for kind, quota in lease.quotas.items():
+            if (limit := getattr(limits, SETTINGS[kind])) is not None:
+                setattr(request, kind, quota.need(limit, want, rate))
         if limits.max_concurrency is not None:
             could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
             slow = source.latency.p99
             request.permits = Demand(
                 limits.max_concurrency,
-                hold=0.0 if lapsed else lease.permits,
+                hold=0.0 if lapsed else lease.window.permits,
                 rate=min(lease.window.inner.limit, could),
                 using=source.inflight,
                 lasts=LINGER if slow is None else min(LINGER, SLOW * slow),
@@ -158,8 +159,8 @@ class LeaseRenewer:
         self._change(partial(self._lease.go_alone, request=request, reason=reason))
 
     def _warn_of_smaller_limits(self, request: RenewRequest, reply: RenewReply) -> None:
-        for setting, name in (("rpm", "requests"), ("tpm", "tokens"), ("max_concurrency", "permits")):
-            need, part = getattr(request, name), getattr(reply, name)
+        for kind, setting in SETTINGS.items():
+            need, part = getattr(request, kind), getattr(reply, kind)
             if not self._warned and need is not None and part is not None and part.limit < need.limit:
                 self._warned = True
                 words = "endpoint %r: another process shares it with %s=%g, here it is %g; the smallest counts"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from qreward.quota.ledger import Lease
 from qreward.results import ReasonCode
@@ -347,7 +347,8 @@ def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, 
     source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
     if limits.shared != "none":
         lease = source.lease = Lease(limits, source.window)
-        source.requests, source.tokens, source.window = lease.requests, lease.tokens, lease.window
+        source.requests, source.tokens = lease.quotas.get("requests"), lease.quotas.get("tokens")
+        source.window = cast("ConcurrencyLimit", lease.window)
     return source
 
 

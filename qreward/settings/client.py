@@ -117,7 +117,7 @@ def load_config(source: str | Path | Mapping[str, Any] | ClientConfig) -> Client
     Environment variables are replaced, and settings that are valid but have no effect are logged as warnings.
 
     Raises:
-        ConfigError: the file cannot be read or is invalid. The message names the file and, where known, the line.
+        ConfigError: the file cannot be read or is invalid. The message names the file and the setting.
 
     Example:
         >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name

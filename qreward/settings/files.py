@@ -1,11 +1,11 @@
-"""Reads settings from YAML, JSON and TOML files. Errors name the file, the setting and, if PyYAML is installed, the line."""
+"""Reads settings from YAML, JSON and TOML files. Errors name the file and the setting."""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +17,10 @@ Settings = TypeVar("Settings", bound=Policy)
 
 
 class SettingsLocation:
-    """The origin of settings: a file, or ``configuration`` for a mapping. ``text`` is the YAML or JSON whose lines are counted."""
+    """The origin of settings: a file, or ``configuration`` for a mapping."""
 
     def __init__(self, name: str, content: object = None) -> None:
-        self._name, self.content, self.text = name, content, ""
+        self._name, self.content = name, content
 
     def __str__(self) -> str:
         return self._name
@@ -33,13 +33,9 @@ class SettingsLocation:
             raise self.named(error) from None
 
     def named(self, error: ConfigError) -> ConfigError:
-        """Return the error with this origin, and the line if it is known, in front of each fault."""
+        """Return the error with this origin in front of each fault."""
         faults = [(path, _with_name(path, text, self.content)) for path, text in error.faults]
-        return with_faults(faults, self._prefix) if faults else ConfigError(f"{self}: {error}")
-
-    def _prefix(self, path: Path_) -> str:
-        line = _line_of(self.text, path)
-        return f"{self}: " if line is None else f"{self}, line {line}: "
+        return with_faults(faults, lambda _: f"{self}: ") if faults else ConfigError(f"{self}: {error}")
 
 
 def _with_name(path: Path_, text: str, content: Any) -> str:
@@ -65,7 +61,7 @@ def read_settings(
     place = SettingsLocation("configuration" if isinstance(source, Mapping) else str(Path(str(source)).expanduser()), content=source)
     try:
         if not isinstance(source, Mapping):
-            place.content, place.text = _parse(Path(str(place)))
+            place.content = _parse(Path(str(place)))
         return _settings(place.content, empty, known, expand), place
     except RecursionError:
         raise ConfigError(f"{place}: is nested without end: an alias contains itself") from None
@@ -106,8 +102,7 @@ def _dotted(path: Path_) -> str:
     return ".".join(map(str, path))
 
 
-def _parse(path: Path) -> tuple[object, str]:
-    """Return the content of a file, and its text if lines can be counted in it. ``tomllib`` reports no lines."""
+def _parse(path: Path) -> object:
     ending = path.suffix.lower()
     if ending not in _ENDINGS:
         raise ConfigError(f"has an unknown format; its name must end in {', '.join(_ENDINGS)}")
@@ -119,10 +114,10 @@ def _parse(path: Path) -> tuple[object, str]:
         raise ConfigError("is not UTF-8 text") from None
     try:
         if not text.strip():
-            return None, ""
+            return None
         if ending == ".toml":
-            return tomllib.loads(text), ""
-        return json.loads(text, object_pairs_hook=_without_repeats) if ending == ".json" else _parse_yaml(text), text
+            return tomllib.loads(text)
+        return json.loads(text, object_pairs_hook=_without_repeats) if ending == ".json" else _parse_yaml(text)
     except ConfigError:
         raise
     except json.JSONDecodeError as error:
@@ -145,20 +140,7 @@ def _parse_yaml(text: str) -> object:
     except ImportError:
         raise ConfigError("PyYAML is needed to read YAML; install qreward[yaml], or write the file as JSON or TOML") from None
 
-    Loader = _yaml_loader(yaml)  # noqa: N806 - a class
-    try:
-        return yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
-        raise ConfigError(f"is not valid YAML: {problem}{line}") from None
-    except yaml.YAMLError:
-        raise ConfigError("is not valid YAML: it holds a character that YAML does not allow") from None
-
-
-def _yaml_loader(yaml: Any) -> Any:
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         """Rejects a mapping in which a name is repeated, of which PyYAML would keep only the last value."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
@@ -168,37 +150,15 @@ def _yaml_loader(yaml: Any) -> Any:
                 raise ConfigError(f"the name {double!r} occurs twice in the mapping of line {node.start_mark.line + 1}; keep one")
             return node
 
-    return Loader
-
-
-def _line_of(text: str, path: Path_) -> int | None:
-    """Return the line of the deepest part of a path that a YAML or JSON text has; None without PyYAML."""
     try:
-        import yaml  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError:
-        return None
-    try:
-        node, line = yaml.compose(text, yaml.SafeLoader), None
+        return yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
+        raise ConfigError(f"is not valid YAML: {problem}{line}") from None
     except yaml.YAMLError:
-        return None
-    for part in path if text else ():
-        found = next((each for each in _children(node) if each[0] == part), None)
-        if found is None:
-            break
-        _, line, node = found
-    return line
-
-
-def _children(node: Any) -> Iterator[tuple[str | int, int, Any]]:
-    """Yield the name or index, the line and the node of each member of a YAML node."""
-    if node.id == "sequence":
-        yield from ((index, inner.start_mark.line + 1, inner) for index, inner in enumerate(node.value))
-    if node.id == "mapping":
-        yield from ((key.value, key.start_mark.line + 1, inner) for key, inner in node.value)
-        for key, inner in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                for merged in inner.value if inner.id == "sequence" else [inner]:
-                    yield from _children(merged)
+        raise ConfigError("is not valid YAML: it holds a character that YAML does not allow") from None
 
 
 _ENDINGS = (".yaml", ".yml", ".json", ".toml")

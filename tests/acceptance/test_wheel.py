@@ -66,7 +66,7 @@ def test_both_distributions_hold_the_package_its_data_and_its_license_and_no_tes
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         described = archive.read(metadata).decode()
     assert {name for name in names if ".dist-info/" not in name} == PACKAGE
-    assert {"qreward/py.typed", "qreward/cli/judge_requests.jsonl"} < PACKAGE
+    assert {"qreward/py.typed", "qreward/cli/judge_requests.jsonl", "qreward/cli/init_judge.toml"} < PACKAGE
     assert metadata.replace("METADATA", "licenses/LICENSE") in names
     assert {"License-Expression: Apache-2.0", "Requires-Python: >=3.11"} <= set(described.splitlines())
     with tarfile.open(source) as tar:

@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(command: Command) -> None
         (["calibrate", stars, "--config", config], f"{stars}, line 2: the label 2 is not from 0 to 1; set scale"),
         (["calibrate", items, "--config", "gone.yaml"], "gone.yaml: cannot be read"),
         (["calibrate", items, "--config", str(reward_model)], f"{reward_model}: a calibration needs a judge"),
-        (["calibrate", items, "--config", elsewhere], f"{elsewhere}, line 1: judge.rubric"),
+        (["calibrate", items, "--config", elsewhere], f"{elsewhere}: judge.rubric"),
         (["calibrate", items, "--config", config, "--output", str(command.folder)], "it is a directory; name another file with --output"),
         (["calibrate", items, "--config", config, "--output", "gone/c.json"], "'gone' is no directory that can be written to"),
         (["calibrate", items, "--config", config, "--scale", "5", "1"], "scale must be (lowest, highest)"),

@@ -95,20 +95,20 @@ def test_a_mistake_in_a_cascade_a_rubric_or_a_method_is_named_with_its_line(tmp_
     cases = (
         ("cascade:\n  stages: [rm-7b, {model: judge-7b}]\n  min_confidence: 0.7", ""),
         ("cascade:\n  stages: {quick: {model: judge-7b, samples: 3}, good: {model: judge-70b}}", ""),
-        ("cascade:\n  stages: [rm-7b]", r"line 2: cascade\.stages: must have at least 2"),
+        ("cascade:\n  stages: [rm-7b]", r": cascade\.stages: must have at least 2"),
         (
             "cascade:\n  stages:\n  - rm-7b\n  - {model: judge-7b, sacle: [1, 5]}",
-            r"line 4: cascade\.stages\.1\.sacle: .* did you mean 'scale'",
+            r": cascade\.stages\.1\.sacle: .* did you mean 'scale'",
         ),
         ("cascade:\n  stages: [rm-7b, 3]", r"cascade\.stages\.1: must be the settings of a judge, or the name of a reward model, not 3"),
         ("cascade:\n  stages: rm-7b", r"cascade\.stages: must be a list of stages"),
         ("cascade:\n  stages: [rm-7b, {model: judge-7b}]\n  min_confidence: 2", r"cascade: min_confidence of stage 'rm-7b' must be from"),
         ("cascade:\n  stages: [rm-7b, {model: judge-7b, verdict: yesno}]", r"cascade\.stages\.1\.verdict: unknown verdict 'yesno'"),
         ("judge:\n  model: judge-7b\n  rubric: {right: It is right.}", ""),
-        ("judge:\n  model: judge-7b\n  rubric:\n  - {name: a, instructions: x}\n  - {name: b}", r"line 5: judge\.rubric\.1\.instructions"),
-        ("judge:\n  model: judge-7b\n  method: decides", r"line 3: judge\.method: must be .* did you mean 'decide'"),
-        ("judge:\n  model: judge-7b\n  verdict: yesno", r"line 3: judge\.verdict: unknown verdict 'yesno'; did you mean 'yes_no'"),
-        ("judge:\n  model: judge-7b\n  params: {samples: 3}", r"line 3: judge\.params: 'samples' is not a parameter of a request"),
+        ("judge:\n  model: judge-7b\n  rubric:\n  - {name: a, instructions: x}\n  - {name: b}", r": judge\.rubric\.1\.instructions"),
+        ("judge:\n  model: judge-7b\n  method: decides", r": judge\.method: must be .* did you mean 'decide'"),
+        ("judge:\n  model: judge-7b\n  verdict: yesno", r": judge\.verdict: unknown verdict 'yesno'; did you mean 'yes_no'"),
+        ("judge:\n  model: judge-7b\n  params: {samples: 3}", r": judge\.params: 'samples' is not a parameter of a request"),
         ("judge:\n  model: judge-7b\n  method: decide\n  scale: [0, 100]", r"judge: a decision needs a scale of at most 20 whole numbers"),
     )
     wrong = []

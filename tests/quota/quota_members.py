@@ -31,10 +31,10 @@ class Member:
         lease.lapse(self.simulation.now)
         want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
         ask = RenewRequest()
-        if lease.requests is not None and limits.rpm is not None:
-            ask.requests = lease.requests.need(limits.rpm, want, rate)
-        if lease.tokens is not None and limits.tpm is not None:
-            ask.tokens = lease.tokens.need(limits.tpm, want, rate)
+        if "requests" in lease.quotas and limits.rpm is not None:
+            ask.requests = lease.quotas["requests"].need(limits.rpm, want, rate)
+        if "tokens" in lease.quotas and limits.tpm is not None:
+            ask.tokens = lease.quotas["tokens"].need(limits.tpm, want, rate)
         return ask
 
     def renew(self) -> None:
@@ -63,10 +63,8 @@ class Member:
     def send(self) -> None:
         """All that it may now."""
         while self.may_send():
-            if self.lease.requests is not None:
-                self.lease.requests.take(self.simulation.now)
-            if self.lease.tokens is not None:
-                self.lease.tokens.take(self.simulation.now, self.cost)
+            for kind, quota in self.lease.quotas.items():
+                quota.take(self.simulation.now, 1.0 if kind == "requests" else self.cost)
             self.backlog -= 1
             self.sent.append(self.simulation.now)
 

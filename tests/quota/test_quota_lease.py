@@ -233,7 +233,7 @@ def test_a_share_that_changes_is_the_cap_from_then_on_whatever_ends() -> None:
     limit = CappedLimit(FixedLimit(20), 12)
     limits = [limit.limit]
     for permits in (5, 30, 0):
-        limit.cap(permits)
+        limit.permits = permits
         limit.ok(1.0, 0.5, 10, 3)
         limits.append(limit.limit)
         limit.returned(2.0, 1)
@@ -267,7 +267,7 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
     for limit, share in ((16, None), (4, None), (16, 9)):
         lease = Lease(Limits(max_concurrency=limit), FixedLimit()) if share is None else lease_of(permits=Grant(limit, share))
         lease.go_alone(0.0, RenewRequest(permits=Demand(limit)), "away")
-        slots[limit, share] = (lease.permits, lease.window.limit, lease.may_send(LEASE - 0.1), lease.may_send(LEASE))
+        slots[limit, share] = (lease.window.permits, lease.window.limit, lease.may_send(LEASE - 0.1), lease.may_send(LEASE))
     assert slots == {(16, None): (2, 2, True, False), (4, None): (1, 1, True, False), (16, 9): (9, 9, True, False)}
 
 
@@ -330,7 +330,7 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
                 assert lease.may_send(1.1), kind
             else:
                 lease.go_alone(1.0, request, "away")
-                shares = [quota.share / quota.limit for quota in lease.quotas.values()] or [lease.permits / 16]
+                shares = [quota.share / quota.limit for quota in lease.quotas.values()] or [lease.window.permits / 16]
                 assert shares == [1 / 8], kind
 
 
@@ -421,8 +421,7 @@ def test_a_source_asks_for_half_as_much_again_as_it_used_since_its_last_renewal(
 
 def test_a_source_asks_for_tokens_by_the_mean_of_what_its_requests_cost_and_for_one_large_request_at_least() -> None:
     demands = Demands(tpm=60_000)
-    tokens = demands.lease.tokens
-    assert tokens is not None
+    tokens = demands.lease.quotas["tokens"]
     demands.ask(0.0, "tokens")
     demands.send(0.1, 40)
     for _ in range(100):

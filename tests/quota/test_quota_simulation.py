@@ -102,8 +102,8 @@ def test_without_the_ledger_all_members_together_put_no_more_into_a_minute_than_
         member.alone()
     simulation.run(150)
     assert busiest(sent(simulation, since=simulation.now - 150)) <= 60
-    quotas = [(member, member.lease.requests) for member in members]
-    assert all(quota and busiest(member.sent[-20:]) <= quota.share for member, quota in quotas)
+    quotas = [(member, member.lease.quotas["requests"]) for member in members]
+    assert all(busiest(member.sent[-20:]) <= quota.share for member, quota in quotas)
 
 
 def test_a_minute_in_which_the_ledger_was_lost_holds_no_more_than_the_limit_and_the_next_hardly_less() -> None:

@@ -175,7 +175,7 @@ def test_a_broken_file_is_refused_with_its_name_and_the_place() -> None:
     wrong = {}
     for name, text, said in BROKEN:
         message = refusal(name, text)
-        begins = re.match(rf"{re.escape(name)}(, line \d+)?: ", message)
+        begins = re.match(rf"{re.escape(name)}: ", message)
         if not begins or said not in message or any(words in message for words in (SECRET, "ClientConfig", "\n")):
             wrong[said] = message
     assert wrong == {}
@@ -217,24 +217,24 @@ JSON_WITH_FAULTS = """{
 
 
 def places(name: str, text: str) -> list[str]:
-    """The line and the setting of each fault."""
-    return [re.sub(rf"^{re.escape(name)}(?:, line |: )", "", line).rpartition(": ")[0] for line in refusal(name, text).splitlines()]
+    """The setting of each fault."""
+    return [line.removeprefix(f"{name}: ").rpartition(": ")[0] for line in refusal(name, text).splitlines()]
 
 
-def test_each_fault_of_a_file_is_a_line_with_the_line_of_its_setting() -> None:
+def test_each_fault_of_a_file_is_a_line_with_its_setting() -> None:
     assert refusal("q.yaml", YAML_WITH_FAULTS).splitlines() == [
-        f"q.yaml, line 8: endpoints.{index}.api_key (of 'gpu-{index}'): looks like an environment variable but would be used as it is; "
+        f"q.yaml: endpoints.{index}.api_key (of 'gpu-{index}'): looks like an environment variable but would be used as it is; "
         "write ${NAME}, or ${NAME:-default}"
         for index in (0, 1)
     ]
-    expected = ["12: endpoints.1.limits (of 'gpu-1')", "16: routes.judge-*.strategy", "3: timeout"]
+    expected = ["endpoints.1.limits (of 'gpu-1')", "routes.judge-*.strategy", "timeout"]
     assert places("q.yaml", YAML_WITH_FAULTS.replace("$JUDGE_KEY", "key")) == expected
-    assert places("q.json", JSON_WITH_FAULTS) == ["8: endpoints.0.limits", "11: routes.judge-*.strategy", "2: timeout", "3"]
+    assert places("q.json", JSON_WITH_FAULTS) == ["endpoints.0.limits", "routes.judge-*.strategy", "timeout", ""]
     routes = "endpoints: [{base_url: http://a, name: gpu-0}]\nroutes:\n  a: {endpoints: [gpu0]}\n  b:\n    endpoints: [gpu-0, far]\n"
-    assert places("q.yaml", routes) == ["3: routes.a.endpoints", "5: routes.b.endpoints"]
+    assert places("q.yaml", routes) == ["routes.a.endpoints", "routes.b.endpoints"]
 
 
-def test_without_pyyaml_the_error_says_what_to_install_and_those_of_json_name_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyyaml_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert "install qreward[yaml], or write the file as JSON or TOML" in refusal("q.yaml", YAML)
     assert "q.json: timeout: must be a valid number, not '300s'" in refusal("q.json", JSON_WITH_FAULTS)

@@ -69,7 +69,7 @@ def complaint_about(endpoint: dict[str, Any], folder: Path, capsys: pytest.Captu
 def test_a_bad_spec_and_a_responder_that_is_not_there_are_told_with_their_page_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    misspelt = ", line 1: endpoints.0 ('a'): unknown setting 'max_concurency'; did you mean 'max_concurrency'?\n" + PAGE
+    misspelt = ": endpoints.0 ('a'): unknown setting 'max_concurency'; did you mean 'max_concurrency'?\n" + PAGE
     assert complaint_about({"name": "a", "max_concurency": 1}, tmp_path, capsys) == misspelt
     missing = ": endpoint 'a': responder 'json:dumb': 'json' has no 'dumb'; did you mean 'dump'?\n" + PAGE
     assert complaint_about({"name": "a", "responder": "json:dumb"}, tmp_path, capsys) == missing

@@ -85,46 +85,34 @@ class WritingModel:
         self.reasks, self._parser = config.reasks, parser
         self.form = form if parser.form is JSON else AnswerFormat(FORMATS[-1])
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
-        self._criterion = about if isinstance(about, Criterion) else None
+        self.criteria = (about,) if isinstance(about, Criterion) else ()
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
-        schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
-        self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
-        self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
+        params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
         declared: list[Any] = [] if parser.form is JSON else [parser.form.name, parser.form.values]
         declared += [sorted(self._accepted)] if self._accepted else []
-        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *declared])
-        self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
-        merged = {**self._params, **(self._body if isinstance(self._body, Mapping) else {})}
-        self._limits = {name: limit for name in LIMITS if type(limit := merged.get(name)) is int and limit > 0}
-        self._thinking = _budget_in(merged)
-        seed = self._params.get("seed")
-        self._seed = seed if isinstance(seed, int) else None
-        self._blanks: dict[tuple[str, int, Limits], WireRequest] = {}
+        self.identity = encoded([self.cached_as, config.response_format, params, parser.schema, parser.scale, *declared])
+        self._headers, body = config.params.get("extra_headers"), params.pop("extra_body", None)
         try:
-            self._blank(self.form.name, 0, ())
+            checked = preparer(JUDGE, model, params, self._headers, body)([{"role": "user", "content": ""}]).params
         except BadRequest as error:
             raise ConfigError(str(error)) from None
-
-    def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
-        return "" if self._criterion is None else self._criterion.name
+        schema = {"type": "json_schema", "json_schema": {"name": parser.model.__name__, "schema": parser.schema, "strict": True}}
+        shapes: Any = {"json_schema": schema, "json_object": {"type": "json_object"}}
+        self._params = {form: {**({"response_format": shapes[form]} if form in shapes else {}), **checked} for form in FORMATS}
+        self._limits = {name: limit for name in LIMITS if type(limit := checked.get(name)) is int and limit > 0}
+        self._thinking = _budget_in(checked)
+        seed = None if isinstance(body, Mapping) and "seed" in body else params.get("seed")
+        self._seed = seed if isinstance(seed, int) else None
 
     def request(self, call: JudgeCall) -> WireRequest:
-        """Return the request of a call, in the response format that the servers of the model accept now."""
-        key = self.form.name, call.sample if self._seed is not None else 0, call.limits or ()
-        blank = self._blanks.get(key) or self._blank(*key)
-        return WireRequest(JUDGE, self.model, call.inputs, blank.params, self._headers, call.group)
-
-    def _blank(self, form: str, sample: int, limits: Limits) -> WireRequest:
-        """Return a request without messages. A ``seed`` is increased by one for each sample."""
-        shape = {"response_format": self._formats[form]} if form in self._formats else {}
-        seed = {} if self._seed is None else {"seed": self._seed + sample}
-        body, raised = self._body, self._with_thinking(limits)
-        if isinstance(body, Mapping):
-            body = {name: value for name, value in body.items() if name not in raised}
-        make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **raised}, self._headers, body)
-        blank = self._blanks[form, sample, limits] = make([{"role": "user", "content": ""}])
-        return blank
+        """Return the request of a call, in the response format that the servers of the model accept now. Each sample has its own seed."""
+        params = self._params[self.form.name]
+        if self._seed is not None:
+            params = {**params, "seed": self._seed + call.sample}
+        if call.limits:
+            params = {**params, **self._with_thinking(call.limits)}
+        return WireRequest(JUDGE, self.model, call.inputs, params, self._headers, call.group)
 
     def _with_thinking(self, limits: Limits) -> dict[str, int]:
         """Return raised limits as they are sent: an answer fits after all the thinking that is allowed."""
@@ -175,8 +163,9 @@ class WritingModel:
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
-        if (each := self._criterion) is None:
+        if not self.criteria:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
+        (each,) = self.criteria
         reason = getattr(verdict, "reason", None) or None
         result = CriterionResult(score, each.weight, text=reply.text, gate=each.gate, reason=reason)
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
@@ -267,8 +256,8 @@ class DecidingModel:
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: DecisionCodec) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
-        self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
+        self.criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
+        self._questions = tuple(each.question for each in (self.criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
@@ -286,11 +275,6 @@ class DecidingModel:
             return DecisionInput(only, self._questions, 0.0)  # ``vote`` compares the label mass, also that of a cached answer
         return valid_input(DecisionInput(messages, self._questions, 0.0))
 
-    def criterion_of(self, inputs: DecisionInput) -> str:
-        if len(inputs.questions) > 1:
-            return ""
-        return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
-
     def request(self, call: JudgeCall) -> WireRequest:
         return WireRequest(self._blank.codec, self.model, call.inputs, self._blank.params, self._headers, call.group)
 
@@ -306,7 +290,7 @@ class DecidingModel:
                 raise self._unreadable(place, too_improbable(each[1], self._least))
             found.append(each)
         if (single := self._single) is None:  # the score is computed from all requests of the sample
-            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, found))
+            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self.criteria, found))
         (only,) = found
         numbers = only[0]
         if swapped:
@@ -317,7 +301,7 @@ class DecidingModel:
         return Vote(score, model=self.model, swapped=swapped, confidence=confidence_of(only), distribution=distribution)
 
     def _unreadable(self, place: int, why: str) -> Unreadable:
-        return Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
+        return Unreadable(why if len(self._questions) == 1 else f"criterion {self.criteria[place].name!r}: {why}")
 
     def _from_text(self, text: str) -> list[FoundAnswer]:
         found = list[FoundAnswer]()
@@ -477,6 +461,8 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:
     """Return the error. If the request asked about one of several criteria, the message of the error begins with this criterion."""
-    if name := call.judge_model.criterion_of(call.inputs):
-        error.args = (f"criterion {name!r}: {error}", *error.args[1:])
+    asked = call.inputs.questions if isinstance(call.inputs, DecisionInput) else None
+    names = [each.name for each in call.judge_model.criteria if asked is None or (len(asked) == 1 and each.question is asked[0])]
+    if names:
+        error.args = (f"criterion {names[0]!r}: {error}", *error.args[1:])
     return error

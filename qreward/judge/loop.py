@@ -31,7 +31,7 @@ from qreward.errors import (
 )
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
-from qreward.judge.calls import JudgeCall, Step, evaluate
+from qreward.judge.calls import JudgeCall, evaluate
 from qreward.judge.config import Budget
 from qreward.judge.types import JudgeAnswer, Vote, one_by_one
 from qreward.records import AttemptRecord, Usage, added
@@ -66,8 +66,7 @@ class Spending:
                 "completion tokens)), or a budget of tokens"
             )
         self._judge, self.budget, self._prices = judge, budget, prices
-        self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
-        self._cost: float | None = None
+        self.total, self._answers = Usage(0, 0, 0), 0
         self._logged, self._silent = False, ""
         self._reset_lock()
         background.watch(self, Spending._reset_lock)
@@ -75,10 +74,6 @@ class Spending:
     def _reset_lock(self) -> None:
         """Make the lock, also in a forked child, where another thread may have held it."""
         self._lock = threading.Lock()
-
-    @property
-    def total(self) -> Usage:
-        return Usage(self._prompt, self._completion, self._tokens, cost=self._cost, unreported=self._unreported)
 
     def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
         """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
@@ -91,13 +86,8 @@ class Spending:
             usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
         if usage is not None:
             with self._lock:
-                self._prompt += usage.prompt_tokens or 0
-                self._completion += usage.completion_tokens or 0
-                self._tokens += usage.tokens
-                self._unreported += usage.unreported
                 self._answers += usage.prompt_tokens is not None
-                if usage.cost is not None:
-                    self._cost = (self._cost or 0.0) + usage.cost
+                self.total = added(self.total, msgspec.structs.replace(usage, total_tokens=usage.tokens)) or usage
         return usage
 
     def exceeded(self) -> BudgetExceeded | None:
@@ -107,8 +97,8 @@ class Spending:
         """
         if self.budget is None:
             return None
-        share = 1 + self._unreported / max(1, self._answers)
-        cost, tokens, said = (self._cost or 0.0) * share, self._tokens * share, ""
+        share = 1 + self.total.unreported / max(1, self._answers)
+        cost, tokens, said = (self.total.cost or 0.0) * share, self.total.tokens * share, ""
         if self.budget.cost is not None and cost >= self.budget.cost:
             said = f"${cost:.4g} of ${self.budget.cost:g}"
         elif self.budget.tokens is not None and tokens >= self.budget.tokens:
@@ -136,14 +126,6 @@ class Calling(NamedTuple):
     options: RequestOptions
     pools: Mapping[str, Pool]
     batch: ItemBatch | None = None
-
-    def keep(self, call: JudgeCall, step: Step, endpoint: str) -> None:
-        """Record the weights that have answered a call, and store the answer in the cache if it could be read."""
-        assert step.reply is not None
-        self.calibrator.note(step.reply.fingerprint)
-        if self.cache is not None:
-            key = call.key if isinstance(step.value, Vote) else None
-            self.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint, step.reply, key))
 
 
 class Invalid(NamedTuple):
@@ -326,20 +308,20 @@ class ItemCalls(Waiter):
         if self.tasks.get(place) is not task:
             return
         del self.tasks[place]
-        trail, answer, paid, endpoint = tuple(task.trail or ()), outcome, None, None
+        trail, answer, usage, answered = tuple(task.trail or ()), outcome, None, None if source is None else source.name
         if isinstance(outcome, Answer):
-            assert source is not None
-            answer, endpoint = outcome.value, source.name
-            paid = common.spending.paid(answer.usage, endpoint, trail)
-        elif trail:
-            endpoint = trail[-1].endpoint
-            paid = common.spending.paid(None, None, trail)
+            answer, usage = outcome.value, outcome.value.usage
+        paid = common.spending.paid(usage, answered, trail)
+        endpoint = trail[-1].endpoint if trail and answered is None else answered
         step = evaluate(call, answer, task.form)
-        if step.reply is not None and (common.cache is not None or step.reply.fingerprint not in common.calibrator.weights):
-            common.keep(call, step, endpoint or "")
+        if (reply := step.reply) is not None:
+            common.calibrator.note(reply.fingerprint)
+            if common.cache is not None:
+                key = call.key if isinstance(step.value, Vote) else None
+                common.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", reply, key))
         if step.unread:
             trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
-        self.usage = paid if self.usage is None else added(self.usage, paid)
+        self.usage = added(self.usage, paid)
         self.trail, self.endpoint = self.trail + trail, endpoint or self.endpoint
         trail = task.earlier + trail
         if step.again is not None and clock() < self.latest():
@@ -430,7 +412,7 @@ class ItemBatch(BatchWaiter):
 
     Args:
         prepare: makes the calls of an item, a ``ResponseGroup``, or ``Invalid``.
-        per_model: name of a model -> number of calls for an item; None if it is not known.
+        calls: pool -> number of calls for an item, which are fewer if items share them; None if it is not known.
         unit, waited: what an item is called, and the seconds of the deadline that have passed.
     """
 
@@ -444,22 +426,17 @@ class ItemBatch(BatchWaiter):
         prepare: Callable[[Any], Any],
         settings: ResultSettings,
         *,
-        per_model: Mapping[str, int | None],
+        calls: Mapping[Pool, int | None],
         unit: str,
         waited: float,
     ) -> None:
-        options, pools, size = common.options, common.pools, size_of(items)
-        per_pool: dict[Pool, int | None] = {}
-        for model, count in per_model.items():  # fewer calls, if items share them
-            before = per_pool.get(pools[model], 0)
-            per_pool[pools[model]] = None if before is None or count is None else before + count
-        several = None in per_pool.values() or sum(filter(None, per_pool.values())) > 1
-        first = pools[next(iter(pools))]
+        options, size = common.options, size_of(items)
         if common.cache is not None and unit == "items":
             items, prepare = with_votes(items, prepare, common.cache), lambda item: item
-        super().__init__(common.driver, first, items, prepare, options, settings, per_pool, size)
+        super().__init__(common.driver, next(iter(calls)), items, prepare, options, settings, calls, size)
         self.common, self._is_stopping = common._replace(running={}, batch=self), False
         self._stop_error: Callable[[], QRewardError] | None = None
+        several = sum(filter(None, calls.values())) != 1
         self.execute = self._send_timed if several and options.timeout is not None else None
         self._waited, self._unit, self.tallies, self.feeds = waited, unit, self._tallies, self._feeds
 

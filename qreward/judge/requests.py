@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import product
@@ -36,6 +36,7 @@ from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.types import Comparison, Preference, Verdict
 from qreward.results import Usage
+from qreward.scheduler.pool import Pool
 
 ANSWER_FORM = "answer_form"
 """The placeholder of a template that is replaced by the question and the description of how to answer."""
@@ -147,11 +148,13 @@ class RequestBuilder:
         if given["pair_prompt"] is not None:
             self._usual(self.written, pairs=True)  # so that an invalid pair_prompt raises now
 
-    def counts(self, limits: Limits, *, pairs: bool) -> dict[str, int | None]:
-        """Return for each model the number of calls for an item; None if items have rubrics of their own."""
-        each, models = self._config.samples * (2 if pairs else 1), self._usual(limits, pairs=pairs).models
-        counts = [None if self._config.rubric_column else len(questions) * each for _, questions, _ in models]
-        return dict(zip(self._config.model, counts, strict=True))
+    def counts(self, pools: Iterable[Pool], limits: Limits, *, pairs: bool) -> dict[Pool, int | None]:
+        """Return the number of calls for an item by the pools of the models; None if items have rubrics of their own."""
+        counts: dict[Pool, int | None] = {}
+        for pool, (_, questions, _) in zip(pools, self._usual(limits, pairs=pairs).models, strict=True):
+            calls = (counts.get(pool) or 0) + len(questions) * self._config.samples * (2 if pairs else 1)
+            counts[pool] = None if self._config.rubric_column else calls
+        return counts
 
     def item(
         self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, limits: Limits, pairs: bool, strict: bool = True

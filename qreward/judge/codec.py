@@ -130,15 +130,10 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     document, message = document if isinstance(document, dict) else {}, message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    return ModelReply(answer.text(), joined(reasoning), _refusal(message), answer.finish_reason, fingerprint)
-
-
-def _refusal(message: dict[str, Any]) -> str:
-    """Return the text of a refusal; ``""`` if there is none. A refusal is a field of the message, or a part of its content."""
-    content = message.get("content")
+    content = message.get("content")  # a refusal is a field of the message, or a part of its content
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    refusals = [one for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
-    return "\n".join(joined(one) or "without a text" for one in refusals)
+    refusals = [joined(one) or "without a text" for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
+    return ModelReply(answer.text(), joined(reasoning), "\n".join(refusals), answer.finish_reason, fingerprint)
 
 
 MOST = sys.float_info.max / 4
@@ -220,7 +215,12 @@ class VerdictParser:
         parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=self.form)
         what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"
         verdict = called(what, parse, reply.text, self.model)
-        reward = self._own_score(verdict) if self._score is None else self._users_score(verdict)
+        if self._score is not None:
+            name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
+            given = called(name, self._score, verdict)
+            reward = None if given is None else finite(given, name)
+        else:
+            reward = self._own_score(verdict)
         if reward is None:
             raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
         return reward, verdict
@@ -241,11 +241,6 @@ class VerdictParser:
             )
         first, last = self._range
         return min(max(first + (last - first) * ((number - low) / (high - low)), min(self._range)), max(self._range))  # against rounding
-
-    def _users_score(self, verdict: BaseModel) -> float | None:
-        name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
-        reward = called(name, self._score, verdict)  # type: ignore[arg-type]
-        return None if reward is None else finite(reward, name)
 
 
 def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -228,8 +228,8 @@ class ItemCalls(Waiter):
         if any(self.outcomes) and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
             return
-        level, _, hedge, tenant, *_ = common.options
-        self.key = (common.driver, level, hedge, tenant, self.decide, *[call.key for call in self.calls])
+        options = common.options
+        self.key = (common.driver, options.level, options.tenant, self.decide, *[call.key for call in self.calls])
         sender = self.sender = common.running.setdefault(self.key, self)
         sender.waiting.append(self)
         if sender is not self:
@@ -585,20 +585,18 @@ async def with_votes(items: Iterable[Any] | AsyncIterable[Any], read: Callable[[
     """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``LOOKED_UP`` items together, or one
     by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
     most = 1 if isinstance(items, AsyncIterable) else LOOKED_UP
-    chunk: list[Any] = []
-    failure = None
     async with aclosing(one_by_one(items)) as inputs:
-        try:
-            async for item in inputs:
-                chunk.append(read(item))
-                if len(chunk) == most:
-                    await fill(chunk, cache)
-                    while chunk:
-                        yield chunk.pop(0)
-        except Exception as error:
-            failure = error
-    await fill(chunk, cache)
-    for item in chunk:
-        yield item
-    if failure is not None:
-        raise failure
+        while True:
+            chunk, failure = list[Any](), None
+            try:
+                while len(chunk) < most:
+                    chunk.append(read(await anext(inputs)))
+            except Exception as error:  # also the end of the input
+                failure = error
+            await fill(chunk, cache)
+            for item in chunk:
+                yield item
+            if isinstance(failure, StopAsyncIteration):
+                return
+            if failure is not None:
+                raise failure

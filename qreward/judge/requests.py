@@ -79,15 +79,16 @@ def prepared(names: Sequence[str], make: Callable[..., Any], item: object) -> An
 class ItemPrompt(Prompt):
     """The prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
-    def __init__(self, prompt: object, answer: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
-        names = PAIR_NAMES if pairs else POINT_NAMES
-        says = config.response_format == "none" or is_of_preset(prompt, answer) or shown_in(prompt, pairs=pairs) is not None
+    def __init__(self, config: JudgeConfig, given: Mapping[str, Any], *, pairs: bool, apart: bool) -> None:
+        names, what = (PAIR_NAMES, "pair_prompt") if pairs else (POINT_NAMES, "prompt")
+        prompt = given[what]
+        says = config.response_format == "none" or is_of_preset(prompt, given["answer"]) or shown_in(prompt, pairs=pairs) is not None
         super().__init__(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
             needed=names[:-1] if prompt is None else names[1:-1],  # built-in prompts also need the task
             known=None if callable(prompt) else (*names, *filter(None, [config.rubric_column])),
-            what="pair_prompt" if pairs else "prompt",
+            what=what,
         )
         self.has_place = ANSWER_FORM in self.names
         self.appends = not self.has_place and (apart or prompt is None or config.has_criteria or not says)
@@ -124,7 +125,7 @@ class RequestBuilder:
     ) -> None:
         self._config, self._parser, self._calibrate, self._given, self._decide = config, parser, calibrate, given, decide
         self._formats = {model: AnswerFormat(config.response_format) for model in config.model}
-        self._prompt: Callable[..., ItemPrompt] = cache(self._make_prompt)
+        self._prompt: Callable[..., ItemPrompt] = cache(partial(ItemPrompt, config, given))
         usual = config.rubric or (_ANY if config.rubric_column else None)  # the rubric of an item that has none of its own
         self._usual: Callable[..., ItemQuestions] = cache(partial(self._make, usual))
         self._of_rubric: dict[tuple[Limits, bool, str | bytes], ItemQuestions] = {}  # by a rubric as an item has it, or as settings
@@ -232,10 +233,6 @@ class RequestBuilder:
             bounds = config.range or (0.0, 1.0)
             decide = partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds)
         return ItemQuestions(models, decide, any(len(questions) > 1 for _, questions in made))
-
-    def _make_prompt(self, *, pairs: bool, apart: bool) -> ItemPrompt:
-        prompt = self._given["pair_prompt" if pairs else "prompt"]
-        return ItemPrompt(prompt, self._given["answer"], self._config, pairs=pairs, apart=apart)
 
     def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly

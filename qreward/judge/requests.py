@@ -96,10 +96,10 @@ class ItemPrompt(Prompt):
 
 
 class ItemQuestions(NamedTuple):
-    """What all items with the same rubric are asked. ``models`` has for each model its prompt, its questions (one request each) and their
-    texts. ``decide`` aggregates the answers. ``grouped`` is True if a model has several questions."""
+    """What all items with the same rubric are asked. ``models`` has for each model its prompt and its questions, one request each.
+    ``decide`` aggregates the answers. ``grouped`` is True if a model has several questions."""
 
-    models: Sequence[tuple[ItemPrompt, Sequence[JudgeModel], Sequence[str]]]
+    models: Sequence[tuple[ItemPrompt, Sequence[JudgeModel]]]
     decide: Decide
     grouped: bool
 
@@ -152,7 +152,7 @@ class RequestBuilder:
     def counts(self, pools: Iterable[Pool], limits: Limits, *, pairs: bool) -> dict[Pool, int | None]:
         """Return the number of calls for an item by the pools of the models; None if items have rubrics of their own."""
         counts: dict[Pool, int | None] = {}
-        for pool, (_, questions, _) in zip(pools, self._usual(limits, pairs=pairs).models, strict=True):
+        for pool, (_, questions) in zip(pools, self._usual(limits, pairs=pairs).models, strict=True):
             calls = (counts.get(pool) or 0) + len(questions) * self._config.samples * (2 if pairs else 1)
             counts[pool] = None if self._config.rubric_column else calls
         return counts
@@ -168,19 +168,19 @@ class RequestBuilder:
             group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if pairs else [fields]
         calls: list[JudgeCall] = []
-        for prompt, questions, texts in asked.models:
+        for prompt, questions in asked.models:
+            bases = [[] if prompt.has_place else CHAT.validate(prompt.messages(shown, extra=not strict)) for shown in orders]
             made: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            for order, shown in enumerate(orders):
-                base = [] if prompt.has_place else CHAT.validate(prompt.messages(shown, extra=not strict))
-                for question in texts:
-                    messages = base
-                    if prompt.has_place:
-                        messages = CHAT.validate(prompt.messages({**shown, ANSWER_FORM: question}, extra=not strict))
-                    elif question and prompt.appends:
-                        messages = noted(base, question)
-                    made[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
             for sample, model, order in product(range(self._config.samples), questions, range(len(orders))):
-                messages, digest = made[model.question, order]
+                question = model.question
+                if (question, order) not in made:
+                    messages = bases[order]
+                    if prompt.has_place:
+                        messages = CHAT.validate(prompt.messages({**orders[order], ANSWER_FORM: question}, extra=not strict))
+                    elif question and prompt.appends:
+                        messages = noted(messages, question)
+                    made[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
+                messages, digest = made[question, order]
                 inputs = messages if model.input_of is None else model.input_of(messages)
                 key = blake2b(model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
                 calls.append(JudgeCall(model, inputs, key, sample, order > 0, model.reasks, group))
@@ -222,7 +222,6 @@ class RequestBuilder:
     def _make(self, rubric: Rubric | None, limits: Limits, *, pairs: bool) -> ItemQuestions:
         config, ends = self._config, self._parser.ends
         made = [self._questions(model, most, rubric, pairs=pairs) for model, most in zip(config.model, limits, strict=True)]
-        models = [(prompt, questions, list(dict.fromkeys(each.question for each in questions))) for prompt, questions in made]
         decide: Decide
         if pairs:
             decide = partial(aggregate_comparisons, how=config.settle)
@@ -232,7 +231,7 @@ class RequestBuilder:
             sizes = tuple(len(questions) for _, questions in made for _ in range(config.samples))
             bounds = config.range or (0.0, 1.0)
             decide = partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds)
-        return ItemQuestions(models, decide, any(len(questions) > 1 for _, questions in made))
+        return ItemQuestions(made, decide, any(len(questions) > 1 for _, questions in made))
 
     def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly

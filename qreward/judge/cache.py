@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qreward.engine import background
 from qreward.engine.instrumentation import LOG
-from qreward.judge.codec import ModelReply, Reply
+from qreward.judge.codec import ModelReply
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
@@ -40,7 +40,7 @@ class CacheEntry(NamedTuple):
 
     model: str
     endpoint: str
-    reply: Reply
+    reply: ModelReply
     key: bytes | None = None
 
 
@@ -117,7 +117,7 @@ class Cache:
         """Record the fingerprints of endpoints, and add answers. An answer that is already in the file is not replaced."""
         with self._lock:
             entries, self._pending = self._pending, []
-        texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
+        texts = [(each.key, each.reply.fingerprint, each.reply.as_text().encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:
                 with self._open() as file:

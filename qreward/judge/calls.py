@@ -21,9 +21,7 @@ from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import (
     JUDGE,
-    DecidedReply,
     ModelReply,
-    Reply,
     ScoreFunctionError,
     VerdictParser,
     encoded,
@@ -128,7 +126,7 @@ class WritingModel:
         more = tuple((name, 2 * most) for name, most in now.items())
         return more if self._with_thinking(more) != (now if limits is None else self._with_thinking(limits)) else ()
 
-    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
+    def fall_back(self, form: str, error: QRewardError, reply: ModelReply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not is_whole(reply.ending)
         empty = not said and form not in self.form.written
@@ -160,8 +158,7 @@ class WritingModel:
             log_unknown(str(reply.ending))
         return reply
 
-    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        assert isinstance(reply, ModelReply)
+    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
         score, verdict = self._parser.read(reply)
         if not self.criteria:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
@@ -170,14 +167,14 @@ class WritingModel:
         result = CriterionResult(score, each.weight, text=reply.text, gate=each.gate, reason=reason)
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
-    def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
+    def repeated(self, inputs: Messages, reply: ModelReply, reason: str) -> Messages:
         reason, form = reason.rstrip("."), self._again
         if is_whole(reply.ending) and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
             return [*inputs, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
         return noted(inputs, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
 
-    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:
+    def without_verdict(self, reply: ModelReply, reason: str, times: str) -> str:
         text = one_line(reply.refusal or reply.text)
         shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
         return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
@@ -278,12 +275,12 @@ class DecidingModel:
     def request(self, call: JudgeCall) -> WireRequest:
         return WireRequest(self._blank.codec, self.model, call.inputs, self._blank.params, self._headers, call.group)
 
-    def parse(self, answer: DecisionReply) -> DecidedReply:
-        return DecidedReply(answer.found, fingerprint_of(answer.model, None, None))
+    def parse(self, answer: DecisionReply) -> ModelReply:
+        return ModelReply(fingerprint=fingerprint_of(answer.model, None, None), found=answer.found)
 
-    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
+    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
         found = list[FoundAnswer]()
-        for place, each in enumerate(reply.found if isinstance(reply, DecidedReply) else self._from_text(reply.text)):
+        for place, each in enumerate(self._from_text(reply.text) if reply.found is None else reply.found):
             if isinstance(each, QRewardError):
                 raise self._unreadable(place, str(each))
             if each[1] is not None and each[1] < self._least:
@@ -311,7 +308,7 @@ class DecidingModel:
             found.append((tuple(numbers), mass, confidence))
         return found
 
-    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
+    def without_verdict(self, reply: ModelReply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
         return f"model {self.model!r} gave no verdict: {reason}"
 
 
@@ -375,7 +372,7 @@ class Step(NamedTuple):
     """
 
     value: Vote | QRewardError | None
-    reply: Reply | None = None
+    reply: ModelReply | None = None
     unread: str = ""
     again: JudgeCall | None = None
 
@@ -400,7 +397,7 @@ class JudgeCall(NamedTuple):
     group: object = None
     answers: int = 0
     limits: Limits | None = None
-    parts: tuple[Reply, ...] = ()
+    parts: tuple[ModelReply, ...] = ()
     rest: tuple[Any, ...] = ()
 
 
@@ -415,8 +412,7 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
         following = call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:])
         return Step(None, reply, again=following)
     if call.parts:
-        found = [each for part in (*call.parts, reply) if isinstance(part, DecidedReply) for each in part.found]
-        reply = DecidedReply(found, reply.fingerprint)
+        reply = reply._replace(found=[each for part in (*call.parts, reply) for each in part.found or ()])
     try:
         return Step(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
@@ -443,7 +439,7 @@ def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
     return Step(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Step:
+def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: str) -> Step:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     times = "" if call.answers == 1 else f" in {call.answers} answers"

@@ -67,43 +67,25 @@ JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """A written answer."""
+    """An answer of a judge model: written, or the decisions that were ``found`` in one response."""
 
-    text: str
+    text: str = ""
     reasoning: str = ""
     refusal: str = ""
     ending: str | None = None
     fingerprint: str = ""
+    found: Sequence[FoundAnswer | QRewardError] | None = None
 
-
-class DecidedReply(NamedTuple):
-    """The decisions in one response, with the attributes of :class:`ModelReply`."""
-
-    found: Sequence[FoundAnswer | QRewardError]
-    fingerprint: str
-    reasoning: str = ""
-    refusal: str = ""
-    ending: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The answers as JSON, for a cache. Raises the error of a question without an answer."""
-        rows = []
-        for each in self.found:
-            if isinstance(each, QRewardError):
-                raise each
-            rows.append([confidence_of(each), each[1], *each[0]])
-        return msgspec.json.encode(rows).decode()
+    def as_text(self) -> str:
+        """Return the answer for a cache: decisions as JSON."""
+        rows = [[confidence_of(each), each[1], *each[0]] for each in self.found or () if not isinstance(each, QRewardError)]
+        return self.text if self.found is None else msgspec.json.encode(rows).decode()
 
 
 @lru_cache(maxsize=64)
 def log_unknown(ending: str) -> None:
     """Log, once for each ``finish_reason``, that a judge does not read answers with it."""
     LOG.warning("%s: a judge does not read such answers; if they are complete, set finish_reasons=[%r]", described(ending), ending[:40])
-
-
-Reply = ModelReply | DecidedReply
-"""An answer of a judge model."""
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:

@@ -174,11 +174,6 @@ class WritingModel:
             return [*inputs, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
         return noted(inputs, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
 
-    def without_verdict(self, reply: ModelReply, reason: str, times: str) -> str:
-        text = one_line(reply.refusal or reply.text)
-        shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
-        return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
-
 
 def _budget_in(params: Mapping[str, Any]) -> int:
     found = [value for name, value in params.items() if name in BUDGETS and type(value) is int]
@@ -308,9 +303,6 @@ class DecidingModel:
             found.append((tuple(numbers), mass, confidence))
         return found
 
-    def without_verdict(self, reply: ModelReply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
-        return f"model {self.model!r} gave no verdict: {reason}"
-
 
 LEVELS = 10
 """Maximum number of levels of a ``Score``. Servers do not accept more levels, and chat models answer with one digit."""
@@ -383,7 +375,6 @@ class JudgeCall(NamedTuple):
     Attributes:
         key: a digest of everything on which the answer depends.
         reasks: how often it may be sent again.
-        answers: number of answers that could not be read.
         limits: the raised limits of tokens; empty if an answer was cut off, and they cannot be raised; None if none was cut off.
         parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
     """
@@ -395,7 +386,6 @@ class JudgeCall(NamedTuple):
     swapped: bool
     reasks: int
     group: object = None
-    answers: int = 0
     limits: Limits | None = None
     parts: tuple[ModelReply, ...] = ()
     rest: tuple[Any, ...] = ()
@@ -408,15 +398,13 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
     model = call.judge_model
     reply = model.parse(answer)
     if call.rest:
-        parts = (*call.parts, reply)
-        following = call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:])
-        return Step(None, reply, again=following)
+        return Step(None, reply, again=call._replace(parts=(*call.parts, reply), inputs=call.rest[0], rest=call.rest[1:]))
     if call.parts:
         reply = reply._replace(found=[each for part in (*call.parts, reply) for each in part.found or ()])
     try:
         return Step(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
-        return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer, form)
+        return _unread(call, reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=model.model)
@@ -442,10 +430,14 @@ def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
 def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: str) -> Step:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
-    times = "" if call.answers == 1 else f" in {call.answers} answers"
-    error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
     if isinstance(model, DecidingModel):
-        return Step(error, reply, record)
+        lost = InvalidResponse(f"model {model.model!r} gave no verdict: {reason}", model=model.model)
+        return Step(_about(call, lost), reply, record)
+    times = "" if call.reasks == model.reasks else f" in {model.reasks - call.reasks + 1} answers"
+    text = one_line(reply.refusal or reply.text)
+    shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
+    message = f"no verdict could be read from model {model.model!r}{times}: {reason}; {shown}"
+    error = _about(call, InvalidResponse(message, model=model.model))
     if model.fall_back(form, error, reply):
         return Step(error, reply, record, call)
     limits = model.raised(call.limits, None if usage is None else usage.completion_tokens) if is_cut else call.limits

@@ -245,14 +245,11 @@ class ItemCalls(Waiter):
 
     def _send(self, place: int, call: JudgeCall, earlier: tuple[AttemptRecord, ...] = (), *, again: bool = False) -> None:
         """Submit a call, or append it to the feed of its pool in the batch, where a call that was sent before is put first."""
-        batch, timeout, driver = self.common.batch, self.common.options.timeout, self.driver
-        if again or batch is None:
-            until = self.latest()
-            if until < inf:
-                timeout = until - driver.engine.clock()
-            elif batch is None:  # one of the items that wait has no time limit
-                timeout = None
-            if timeout is not None and timeout <= 0:
+        batch, driver = self.common.batch, self.driver
+        timeout = None if batch is None else self.common.options.timeout
+        if (until := self.latest() if again or batch is None else inf) < inf:
+            timeout = until - driver.engine.clock()
+            if timeout <= 0:
                 self.receive(place, self.late())
                 return
         task = CallTask(self, place, call, timeout, earlier)

@@ -4,6 +4,7 @@ error, or another call. This module must not send anything."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
@@ -19,17 +20,7 @@ from qreward.codecs.questions import DecisionInput, valid_input
 from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
-from qreward.judge.codec import (
-    JUDGE,
-    ModelReply,
-    ScoreFunctionError,
-    VerdictParser,
-    encoded,
-    fingerprint_of,
-    log_unknown,
-    parse_reply,
-    refuses_format,
-)
+from qreward.judge.codec import JUDGE, ModelReply, ScoreFunctionError, VerdictParser, encoded, fingerprint_of, log_unknown, parse_reply
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.parsing.forms import JSON
@@ -51,6 +42,16 @@ Limits = tuple[tuple[str, int], ...]
 """Names and values of limits of tokens."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
+
+
+_ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
+
+
+def refuses_format(error: QRewardError, model: str) -> bool:
+    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
+        return False
+    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
+    return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class AnswerFormat:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -20,7 +19,7 @@ from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_w
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.decisions import FoundAnswer, confidence_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.errors import ConfigError, QRewardError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.forms import JSON, Form
 from qreward.judge.parsing.schema import VerdictSchema
@@ -35,16 +34,6 @@ def encoded(value: object) -> bytes:
         return _KEYS.encode(value)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
-
-
-_ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
-
-
-def refuses_format(error: QRewardError, model: str) -> bool:
-    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
-        return False
-    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
-    return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class JudgeCodec(ChatCodec):

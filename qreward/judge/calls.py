@@ -224,13 +224,6 @@ def noted(messages: Messages, note: str) -> Messages:
     return [*messages[:-1], {**last, "content": more}]
 
 
-WRITING_ONLY = frozenset({
-    "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
-    "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
-})  # fmt: skip
-"""Parameters that have no effect on a decision."""
-
-
 class SingleQuestion(NamedTuple):
     """The only question of a judge without a rubric, with the reward and the name of each option."""
 

@@ -28,19 +28,7 @@ from qreward.errors import (
 from qreward.judge.codec import ScoreFunctionError, called, finite
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing.text import is_number
-from qreward.judge.types import (
-    AnyScorer,
-    Closing,
-    Item,
-    JudgeAnswer,
-    Scorer,
-    Verdict,
-    check_finite,
-    described,
-    models_of,
-    one_by_one,
-    unblocked,
-)
+from qreward.judge.types import AnyScorer, Closing, Item, JudgeAnswer, Scorer, Verdict, check_finite, described, one_by_one, unblocked
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, seconds
 from qreward.progress import start_progress
 from qreward.records import added
@@ -478,6 +466,12 @@ class SyncScorer(BlockingTwin[Scorer]):
 
     score = blocking(Scorer.score)
     batch_score = blocking(Scorer.batch_score)
+
+
+def models_of(scorer: Any) -> tuple[str, ...]:
+    """Return the models that a judge or reward model asks; empty for another scorer."""
+    models = getattr(getattr(scorer, "_config", None), "model", None) or getattr(scorer, "_model", None) or ()
+    return (models,) if isinstance(models, str) else tuple(models)
 
 
 def _by_name(stages: Sequence[Any] | Mapping[str, Any], make: Callable[[Any], Scorer]) -> dict[str, Scorer]:

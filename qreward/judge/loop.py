@@ -19,16 +19,7 @@ from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import (
-    BatchCancelled,
-    BudgetExceeded,
-    ClientClosed,
-    ConfigError,
-    DeadlineExceeded,
-    QRewardError,
-    RequestError,
-    RequestTimeout,
-)
+from qreward.errors import BatchCancelled, BudgetExceeded, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
 from qreward.judge.calls import JudgeCall, evaluate
@@ -60,11 +51,6 @@ class Spending:
     """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
-        if budget is not None and budget.cost is not None and not prices:
-            raise ConfigError(
-                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
-                "completion tokens)), or a budget of tokens"
-            )
         self._judge, self.budget, self._prices = judge, budget, prices
         self.total, self._answers = Usage(0, 0, 0), 0
         self._logged, self._silent = False, ""

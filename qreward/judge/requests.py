@@ -14,19 +14,7 @@ from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
-from qreward.judge.calls import (
-    WRITING_ONLY,
-    AnswerFormat,
-    DecidingModel,
-    JudgeCall,
-    JudgeModel,
-    SingleQuestion,
-    WritingModel,
-    noted,
-    parser_of,
-    preference_question,
-    question_of,
-)
+from qreward.judge.calls import AnswerFormat, DecidingModel, JudgeCall, WritingModel, noted, parser_of, preference_question, question_of
 from qreward.judge.codec import VerdictParser, encoded
 from qreward.judge.config import JudgeConfig, is_of_preset
 from qreward.judge.loop import Invalid, ItemCalls
@@ -95,15 +83,23 @@ class ItemPrompt(Prompt):
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
 
+Questions = Sequence[WritingModel | DecidingModel]
+
+
 class ItemQuestions(NamedTuple):
     """What all items with the same rubric are asked. ``models`` has for each model its prompt and its questions, one request each.
     ``decide`` aggregates the answers. ``grouped`` is True if a model has several questions."""
 
-    models: Sequence[tuple[ItemPrompt, Sequence[JudgeModel]]]
+    models: Sequence[tuple[ItemPrompt, Questions]]
     decide: Decide
     grouped: bool
 
 
+WRITING_ONLY = frozenset({
+    "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
+    "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
+})  # fmt: skip
+"""Parameters that have no effect on a decision."""
 MOST_RUBRICS = 1024
 """Number of rubrics of items, in all their spellings, whose requests are kept."""
 _ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
@@ -131,18 +127,14 @@ class RequestBuilder:
         self._of_rubric: dict[tuple[Limits, bool, str | bytes], ItemQuestions] = {}  # by a rubric as an item has it, or as settings
         self.written: Limits = (0,) * len(config.model)
         self.checked: Limits = self.written if config.method == "write" else (1,) * len(config.model)  # without asking the servers
-        self._point: SingleQuestion | None = None
+        is_one = config.method != "write" and not config.has_criteria
+        if is_one and given["score"] is not None:
+            raise ConfigError("score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'")
+        built_in = given["prompt"] is None
+        self._point = question_of(given["verdict"], parser.scale, config.range, built_in=built_in) if is_one else None
+        if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
+            raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
         if config.method != "write":
-            if not config.has_criteria:
-                if given["score"] is not None:
-                    raise ConfigError(
-                        "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
-                    )
-                self._point = question_of(given["verdict"], parser.scale, config.range, built_in=given["prompt"] is None)
-            if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
-                raise ConfigError(
-                    f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'"
-                )
             self._usual((1,) * len(config.model), pairs=False)
         if config.method != "decide":
             self._usual(self.written, pairs=False)
@@ -233,7 +225,7 @@ class RequestBuilder:
             decide = partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds)
         return ItemQuestions(made, decide, any(len(questions) > 1 for _, questions in made))
 
-    def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
+    def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Questions]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
         into requests with at most ``most`` decisions."""
         config, given, form = self._config, self._given, self._formats[model]

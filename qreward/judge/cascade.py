@@ -15,16 +15,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, field_validator
 from qreward.callables import load_object
 from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import (
-    BatchCancelled,
-    ClientClosed,
-    ConfigError,
-    DeadlineExceeded,
-    InvalidResponse,
-    NoEndpoint,
-    QRewardError,
-    RequestTimeout,
-)
+from qreward.errors import STOPPED, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.codec import ScoreFunctionError, called, finite
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing.text import is_number
@@ -88,7 +79,7 @@ Confidence = Callable[[Verdict], float | None]
 
 Outcome = Verdict | QRewardError
 
-_FINAL = (ConfigError, NoEndpoint, BatchCancelled, ClientClosed, DeadlineExceeded)
+_FINAL = (ConfigError, NoEndpoint, *STOPPED)
 """Types of errors that end an item at any stage: the settings, the item or the program is the cause, or the time of the batch is over."""
 
 

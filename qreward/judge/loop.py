@@ -19,7 +19,8 @@ from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import BatchCancelled, BudgetExceeded, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.errors import STOPPED, BudgetExceeded, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.judge.aggregation import Decide
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
 from qreward.judge.calls import JudgeCall, evaluate
@@ -164,13 +165,7 @@ class ItemCalls(Waiter):
     common: Calling
     key: Hashable
 
-    def __init__(
-        self,
-        calls: Sequence[JudgeCall],
-        decide: Callable[[Sequence[Any]], Any],
-        result: Callable[..., Any],
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, calls: Sequence[JudgeCall], decide: Decide, result: Callable[..., Any], extra: Mapping[str, Any] | None) -> None:
         self.calls, self.decide, self.result, self.extra = calls, decide, result, extra
         self.outcomes: list[Any] = [None] * len(calls)
         self.index, self.queued, self.until = 0, 0.0, inf
@@ -336,7 +331,7 @@ class ItemCalls(Waiter):
         sender = self.sender or self
         if self.done and not sender.waiting:
             return
-        waiting = sender.stop(decided if isinstance(decided, BatchCancelled | ClientClosed | DeadlineExceeded) else None)
+        waiting = sender.stop(decided if isinstance(decided, STOPPED) else None)
         if isinstance(decided, RequestTimeout) and sender.trail:
             decided = with_trail(decided, sender.trail)
         for number, item in enumerate(waiting or [self]):

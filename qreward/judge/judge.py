@@ -130,11 +130,6 @@ class Judge(Closing):
             ends = range_to_calibrate(config.method, self._ends)
             calibrate = self._calibrator.use(Calibration.load(calibration), self.identity, ends)
         decide, prices = runtime_of(client).dialects, runtime_of(client).prices
-        if config.budget is not None and config.budget.cost is not None and not prices:
-            raise ConfigError(
-                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
-                "completion tokens)), or a budget of tokens"
-            )
         self._requests = RequestBuilder(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)

@@ -52,6 +52,8 @@ class Spending:
     """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
+        if budget is not None:
+            budget.check(prices)
         self._judge, self.budget, self._prices = judge, budget, prices
         self.total, self._answers = Usage(0, 0, 0), 0
         self._logged, self._silent = False, ""

@@ -153,3 +153,7 @@ class BatchCancelled(Rejected):
 
 class ClientClosed(Rejected):
     """The client was closed before the request had a result."""
+
+
+STOPPED = (BatchCancelled, ClientClosed, DeadlineExceeded)
+"""The classes of errors of items that were not done when their batch or client ended."""

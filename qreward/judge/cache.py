@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qreward.engine import background
 from qreward.engine.instrumentation import LOG
-from qreward.judge.codec import ModelReply, Reply
+from qreward.judge.codec import ModelReply
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
@@ -40,7 +40,7 @@ class CacheEntry(NamedTuple):
 
     model: str
     endpoint: str
-    reply: Reply
+    reply: ModelReply
     key: bytes | None = None
 
 
@@ -62,7 +62,7 @@ class Cache:
         inherited = self.__dict__.get("_worker")
         self._lock, self.busy = threading.Lock(), threading.Lock()
         self._pending: list[CacheEntry] = []
-        self._worker: ThreadPoolExecutor | None = None
+        self._worker = ThreadPoolExecutor(1, "qreward-judge-cache")  # starts its thread with the first use
         self._file: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
@@ -71,7 +71,7 @@ class Cache:
         """Return the answers for these pairs of key and model, if an endpoint has sent their fingerprint last."""
         if not keys:
             return {}
-        return await asyncio.get_running_loop().run_in_executor(self._thread(), self._select, keys)  # runs after pending writes
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._select, keys)  # runs after pending writes
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
@@ -79,15 +79,11 @@ class Cache:
             self._pending.append(entry)
             is_first = len(self._pending) == 1
         if is_first:
-            self._thread().submit(self._flush)
+            self._worker.submit(self._flush)
 
     def close(self) -> None:
         """Write pending answers and close the file. The call blocks. The next use opens the file again."""
-        with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.submit(self._close_file)
-            worker.shutdown()
+        self._worker.submit(self._close_file).result()
 
     def shut(self) -> None:
         """Close the file. The caller must hold ``busy``."""
@@ -98,12 +94,6 @@ class Cache:
     def _close_file(self) -> None:
         with self.busy:
             self.shut()
-
-    def _thread(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "qreward-judge-cache")
-            return self._worker
 
     def _select(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
         found: dict[bytes, ModelReply] = {}
@@ -127,7 +117,7 @@ class Cache:
         """Record the fingerprints of endpoints, and add answers. An answer that is already in the file is not replaced."""
         with self._lock:
             entries, self._pending = self._pending, []
-        texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
+        texts = [(each.key, each.reply.fingerprint, each.reply.as_text().encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:
                 with self._open() as file:

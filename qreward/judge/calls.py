@@ -4,6 +4,7 @@ error, or another call. This module must not send anything."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
@@ -19,19 +20,7 @@ from qreward.codecs.questions import DecisionInput, valid_input
 from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
-from qreward.judge.codec import (
-    JUDGE,
-    DecidedReply,
-    ModelReply,
-    Reply,
-    ScoreFunctionError,
-    VerdictParser,
-    encoded,
-    fingerprint_of,
-    log_unknown,
-    parse_reply,
-    refuses_format,
-)
+from qreward.judge.codec import JUDGE, ModelReply, ScoreFunctionError, VerdictParser, encoded, fingerprint_of, log_unknown, parse_reply
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.parsing.forms import JSON
@@ -53,6 +42,16 @@ Limits = tuple[tuple[str, int], ...]
 """Names and values of limits of tokens."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
+
+
+_ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
+
+
+def refuses_format(error: QRewardError, model: str) -> bool:
+    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
+        return False
+    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
+    return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class AnswerFormat:
@@ -85,46 +84,34 @@ class WritingModel:
         self.reasks, self._parser = config.reasks, parser
         self.form = form if parser.form is JSON else AnswerFormat(FORMATS[-1])
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
-        self._criterion = about if isinstance(about, Criterion) else None
+        self.criteria = (about,) if isinstance(about, Criterion) else ()
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
-        schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
-        self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
-        self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
+        params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
         declared: list[Any] = [] if parser.form is JSON else [parser.form.name, parser.form.values]
         declared += [sorted(self._accepted)] if self._accepted else []
-        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *declared])
-        self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
-        merged = {**self._params, **(self._body if isinstance(self._body, Mapping) else {})}
-        self._limits = {name: limit for name in LIMITS if type(limit := merged.get(name)) is int and limit > 0}
-        self._thinking = _budget_in(merged)
-        seed = self._params.get("seed")
-        self._seed = seed if isinstance(seed, int) else None
-        self._blanks: dict[tuple[str, int, Limits], WireRequest] = {}
+        self.identity = encoded([self.cached_as, config.response_format, params, parser.schema, parser.scale, *declared])
+        self._headers, body = config.params.get("extra_headers"), params.pop("extra_body", None)
         try:
-            self._blank(self.form.name, 0, ())
+            checked = preparer(JUDGE, model, params, self._headers, body)([{"role": "user", "content": ""}]).params
         except BadRequest as error:
             raise ConfigError(str(error)) from None
-
-    def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
-        return "" if self._criterion is None else self._criterion.name
+        schema = {"type": "json_schema", "json_schema": {"name": parser.model.__name__, "schema": parser.schema, "strict": True}}
+        shapes: Any = {"json_schema": schema, "json_object": {"type": "json_object"}}
+        self._params = {form: {**({"response_format": shapes[form]} if form in shapes else {}), **checked} for form in FORMATS}
+        self._limits = {name: limit for name in LIMITS if type(limit := checked.get(name)) is int and limit > 0}
+        self._thinking = _budget_in(checked)
+        seed = None if isinstance(body, Mapping) and "seed" in body else params.get("seed")
+        self._seed = seed if isinstance(seed, int) else None
 
     def request(self, call: JudgeCall) -> WireRequest:
-        """Return the request of a call, in the response format that the servers of the model accept now."""
-        key = self.form.name, call.sample if self._seed is not None else 0, call.limits or ()
-        blank = self._blanks.get(key) or self._blank(*key)
-        return WireRequest(JUDGE, self.model, call.inputs, blank.params, self._headers, call.group)
-
-    def _blank(self, form: str, sample: int, limits: Limits) -> WireRequest:
-        """Return a request without messages. A ``seed`` is increased by one for each sample."""
-        shape = {"response_format": self._formats[form]} if form in self._formats else {}
-        seed = {} if self._seed is None else {"seed": self._seed + sample}
-        body, raised = self._body, self._with_thinking(limits)
-        if isinstance(body, Mapping):
-            body = {name: value for name, value in body.items() if name not in raised}
-        make = preparer(JUDGE, self.model, {**shape, **self._params, **seed, **raised}, self._headers, body)
-        blank = self._blanks[form, sample, limits] = make([{"role": "user", "content": ""}])
-        return blank
+        """Return the request of a call, in the response format that the servers of the model accept now. Each sample has its own seed."""
+        params = self._params[self.form.name]
+        if self._seed is not None:
+            params = {**params, "seed": self._seed + call.sample}
+        if call.limits:
+            params = {**params, **self._with_thinking(call.limits)}
+        return WireRequest(JUDGE, self.model, call.inputs, params, self._headers, call.group)
 
     def _with_thinking(self, limits: Limits) -> dict[str, int]:
         """Return raised limits as they are sent: an answer fits after all the thinking that is allowed."""
@@ -140,7 +127,7 @@ class WritingModel:
         more = tuple((name, 2 * most) for name, most in now.items())
         return more if self._with_thinking(more) != (now if limits is None else self._with_thinking(limits)) else ()
 
-    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
+    def fall_back(self, form: str, error: QRewardError, reply: ModelReply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not is_whole(reply.ending)
         empty = not said and form not in self.form.written
@@ -172,26 +159,21 @@ class WritingModel:
             log_unknown(str(reply.ending))
         return reply
 
-    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        assert isinstance(reply, ModelReply)
+    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
         score, verdict = self._parser.read(reply)
-        if (each := self._criterion) is None:
+        if not self.criteria:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
+        (each,) = self.criteria
         reason = getattr(verdict, "reason", None) or None
         result = CriterionResult(score, each.weight, text=reply.text, gate=each.gate, reason=reason)
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
-    def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
+    def repeated(self, inputs: Messages, reply: ModelReply, reason: str) -> Messages:
         reason, form = reason.rstrip("."), self._again
         if is_whole(reply.ending) and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
             return [*inputs, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
         return noted(inputs, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
-
-    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:
-        text = one_line(reply.refusal or reply.text)
-        shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
-        return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
 
 
 def _budget_in(params: Mapping[str, Any]) -> int:
@@ -242,13 +224,6 @@ def noted(messages: Messages, note: str) -> Messages:
     return [*messages[:-1], {**last, "content": more}]
 
 
-WRITING_ONLY = frozenset({
-    "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
-    "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
-})  # fmt: skip
-"""Parameters that have no effect on a decision."""
-
-
 class SingleQuestion(NamedTuple):
     """The only question of a judge without a rubric, with the reward and the name of each option."""
 
@@ -267,8 +242,8 @@ class DecidingModel:
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: DecisionCodec) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
-        self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
+        self.criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
+        self._questions = tuple(each.question for each in (self.criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
@@ -286,27 +261,22 @@ class DecidingModel:
             return DecisionInput(only, self._questions, 0.0)  # ``vote`` compares the label mass, also that of a cached answer
         return valid_input(DecisionInput(messages, self._questions, 0.0))
 
-    def criterion_of(self, inputs: DecisionInput) -> str:
-        if len(inputs.questions) > 1:
-            return ""
-        return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
-
     def request(self, call: JudgeCall) -> WireRequest:
         return WireRequest(self._blank.codec, self.model, call.inputs, self._blank.params, self._headers, call.group)
 
-    def parse(self, answer: DecisionReply) -> DecidedReply:
-        return DecidedReply(answer.found, fingerprint_of(answer.model, None, None))
+    def parse(self, answer: DecisionReply) -> ModelReply:
+        return ModelReply(fingerprint=fingerprint_of(answer.model, None, None), found=answer.found)
 
-    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
+    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
         found = list[FoundAnswer]()
-        for place, each in enumerate(reply.found if isinstance(reply, DecidedReply) else self._from_text(reply.text)):
+        for place, each in enumerate(self._from_text(reply.text) if reply.found is None else reply.found):
             if isinstance(each, QRewardError):
                 raise self._unreadable(place, str(each))
             if each[1] is not None and each[1] < self._least:
                 raise self._unreadable(place, too_improbable(each[1], self._least))
             found.append(each)
         if (single := self._single) is None:  # the score is computed from all requests of the sample
-            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._criteria, found))
+            return Vote(0.0, model=self.model, criteria=DecidedCriteria(self.criteria, found))
         (only,) = found
         numbers = only[0]
         if swapped:
@@ -317,7 +287,7 @@ class DecidingModel:
         return Vote(score, model=self.model, swapped=swapped, confidence=confidence_of(only), distribution=distribution)
 
     def _unreadable(self, place: int, why: str) -> Unreadable:
-        return Unreadable(why if len(self._questions) == 1 else f"criterion {self._criteria[place].name!r}: {why}")
+        return Unreadable(why if len(self._questions) == 1 else f"criterion {self.criteria[place].name!r}: {why}")
 
     def _from_text(self, text: str) -> list[FoundAnswer]:
         found = list[FoundAnswer]()
@@ -326,9 +296,6 @@ class DecidingModel:
                 raise ValueError("the answer is to another question")
             found.append((tuple(numbers), mass, confidence))
         return found
-
-    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
-        return f"model {self.model!r} gave no verdict: {reason}"
 
 
 LEVELS = 10
@@ -391,7 +358,7 @@ class Step(NamedTuple):
     """
 
     value: Vote | QRewardError | None
-    reply: Reply | None = None
+    reply: ModelReply | None = None
     unread: str = ""
     again: JudgeCall | None = None
 
@@ -402,7 +369,6 @@ class JudgeCall(NamedTuple):
     Attributes:
         key: a digest of everything on which the answer depends.
         reasks: how often it may be sent again.
-        answers: number of answers that could not be read.
         limits: the raised limits of tokens; empty if an answer was cut off, and they cannot be raised; None if none was cut off.
         parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
     """
@@ -414,9 +380,8 @@ class JudgeCall(NamedTuple):
     swapped: bool
     reasks: int
     group: object = None
-    answers: int = 0
     limits: Limits | None = None
-    parts: tuple[Reply, ...] = ()
+    parts: tuple[ModelReply, ...] = ()
     rest: tuple[Any, ...] = ()
 
 
@@ -427,16 +392,13 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
     model = call.judge_model
     reply = model.parse(answer)
     if call.rest:
-        parts = (*call.parts, reply)
-        following = call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:])
-        return Step(None, reply, again=following)
+        return Step(None, reply, again=call._replace(parts=(*call.parts, reply), inputs=call.rest[0], rest=call.rest[1:]))
     if call.parts:
-        found = [each for part in (*call.parts, reply) if isinstance(part, DecidedReply) for each in part.found]
-        reply = DecidedReply(found, reply.fingerprint)
+        reply = reply._replace(found=[each for part in (*call.parts, reply) for each in part.found or ()])
     try:
         return Step(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
-        return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer, form)
+        return _unread(call, reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=model.model)
@@ -459,13 +421,17 @@ def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
     return Step(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Step:
+def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: str) -> Step:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
-    times = "" if call.answers == 1 else f" in {call.answers} answers"
-    error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
     if isinstance(model, DecidingModel):
-        return Step(error, reply, record)
+        lost = InvalidResponse(f"model {model.model!r} gave no verdict: {reason}", model=model.model)
+        return Step(_about(call, lost), reply, record)
+    times = "" if call.reasks == model.reasks else f" in {model.reasks - call.reasks + 1} answers"
+    text = one_line(reply.refusal or reply.text)
+    shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
+    message = f"no verdict could be read from model {model.model!r}{times}: {reason}; {shown}"
+    error = _about(call, InvalidResponse(message, model=model.model))
     if model.fall_back(form, error, reply):
         return Step(error, reply, record, call)
     limits = model.raised(call.limits, None if usage is None else usage.completion_tokens) if is_cut else call.limits
@@ -477,6 +443,8 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:
     """Return the error. If the request asked about one of several criteria, the message of the error begins with this criterion."""
-    if name := call.judge_model.criterion_of(call.inputs):
-        error.args = (f"criterion {name!r}: {error}", *error.args[1:])
+    asked = call.inputs.questions if isinstance(call.inputs, DecisionInput) else None
+    names = [each.name for each in call.judge_model.criteria if asked is None or (len(asked) == 1 and each.question is asked[0])]
+    if names:
+        error.args = (f"criterion {names[0]!r}: {error}", *error.args[1:])
     return error

@@ -8,40 +8,18 @@ from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Annotated, Any, NamedTuple, Unpack, cast
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, field_validator
 
 from qreward.callables import load_object
 from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import (
-    BatchCancelled,
-    ClientClosed,
-    ConfigError,
-    DeadlineExceeded,
-    Fault,
-    InvalidResponse,
-    NoEndpoint,
-    QRewardError,
-    RequestTimeout,
-)
+from qreward.errors import STOPPED, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.codec import ScoreFunctionError, called, finite
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing.text import is_number
-from qreward.judge.types import (
-    AnyScorer,
-    Closing,
-    Item,
-    JudgeAnswer,
-    Scorer,
-    Verdict,
-    check_finite,
-    described,
-    models_of,
-    one_by_one,
-    unblocked,
-)
+from qreward.judge.types import AnyScorer, Closing, Item, JudgeAnswer, Scorer, Verdict, check_finite, described, one_by_one, unblocked
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, seconds
 from qreward.progress import start_progress
 from qreward.records import added
@@ -70,35 +48,38 @@ class CascadeConfig(Policy):
     @field_validator("stages", mode="before")
     @classmethod
     def _read_stages(cls, value: object) -> object:
-        """Validate each stage here, because pydantic would report an error for each possible type of the stage."""
         if not isinstance(value, list | tuple | Mapping):
             raise ValueError("must be a list of stages, the cheapest first, or a mapping from their names")
-        read: dict[str | int, object] = {}
-        faults: list[Fault] = []
-        for key, stage in value.items() if isinstance(value, Mapping) else enumerate(value):
-            try:
-                read[key] = JudgeConfig.from_content(stage) if isinstance(stage, Mapping) else stage
-            except ConfigError as error:
-                faults += faults_at((key,), error)
-            if not isinstance(stage, Mapping | JudgeConfig) and not (isinstance(stage, str) and stage.strip()):
-                faults.append(((key,), f"must be the settings of a judge, or the name of a reward model, not {shown(stage)}"))
-        if faults:
-            raise wrong(*faults)
-        return read if isinstance(value, Mapping) else tuple(read.values())
+        return (_BY_NAME if isinstance(value, Mapping) else _IN_ORDER).validate_python(value)
 
     @field_validator("min_confidence", mode="before")
     @classmethod
     def _read_numbers(cls, value: object) -> object:
-        check = TypeAdapter(Finite).validate_python
-        return [check(number) for number in value] if isinstance(value, list | tuple) else check(value)
+        return (_NUMBERS if isinstance(value, list | tuple) else _NUMBER).validate_python(value)
 
+
+def _stage(value: object) -> object:
+    """Return a stage in its settings, which is validated here, because pydantic would report an error for each possible type."""
+    if isinstance(value, Mapping):
+        try:
+            return JudgeConfig.from_content(value)
+        except ConfigError as error:
+            raise wrong(*faults_at((), error)) from None
+    if not isinstance(value, JudgeConfig) and not (isinstance(value, str) and value.strip()):
+        raise ValueError(f"must be the settings of a judge, or the name of a reward model, not {shown(value)}")
+    return value
+
+
+_Stage = Annotated[Any, BeforeValidator(_stage)]
+_IN_ORDER, _BY_NAME = TypeAdapter(tuple[_Stage, ...]), TypeAdapter(dict[str, _Stage])
+_NUMBER, _NUMBERS = TypeAdapter(Finite), TypeAdapter(tuple[Finite, ...])
 
 Confidence = Callable[[Verdict], float | None]
 """A function from a verdict to its confidence. None means that the stage is not sure."""
 
 Outcome = Verdict | QRewardError
 
-_FINAL = (ConfigError, NoEndpoint, BatchCancelled, ClientClosed, DeadlineExceeded)
+_FINAL = (ConfigError, NoEndpoint, *STOPPED)
 """Types of errors that end an item at any stage: the settings, the item or the program is the cause, or the time of the batch is over."""
 
 
@@ -186,22 +167,18 @@ class Cascade(Closing):
         if not isinstance(stages, Mapping | list | tuple) or len(stages) < 2:
             raise ConfigError(f"stages must be a list of two or more scorers, or a mapping of names to them, not {stages!r}")
         named = _by_name(stages, lambda stage: unblocked(stage, "a stage"))
-        names = [*named]
-        functions = _each("confidence", confidence, len(names) - 1)
-        least = _each("min_confidence", min_confidence, len(names) - 1)
-        for name in names:
+        functions, least = (_each(what, self._given[what], len(named) - 1) for what in ("confidence", "min_confidence"))
+        for name, number, function in zip(named, [*least, 0], [*functions, None], strict=True):
+            of = f"of stage {name!r} must be"
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"the name of a stage must be a text, not {name!r}")
-        for name, number, function in zip(names, least, functions, strict=False):
             if function is not None and not callable(function):
-                raise ConfigError(f"confidence of stage {name!r} must be a function from a verdict to a number, not {function!r}")
+                raise ConfigError(f"confidence {of} a function from a verdict to a number, not {function!r}")
             if not is_number(number):
-                raise ConfigError(f"min_confidence of stage {name!r} must be a number, not {number!r}")
+                raise ConfigError(f"min_confidence {of} a number, not {number!r}")
             if function is None and not 0 <= number <= 1:
-                raise ConfigError(
-                    f"min_confidence of stage {name!r} must be from 0 to 1, as the confidence of a verdict is, not {number:g}"
-                )
-        self._stages = tuple(map(Stage, names, named.values(), [*least, None], [*functions, None]))
+                raise ConfigError(f"min_confidence {of} from 0 to 1, as the confidence of a verdict is, not {number:g}")
+        self._stages = tuple(map(Stage, named, named.values(), [*least, None], [*functions, None]))
 
     @classmethod
     def from_config(cls, config: CascadeConfig, make: Callable[[JudgeConfig | str], Scorer]) -> Cascade:
@@ -335,67 +312,62 @@ class _Batch:
         self._stages, self._input, self._limit = stages, items, limit
         self._given = {name: options[name] for name in ("priority", "tenant") if name in options}
         self._deadline = seconds("deadline", options.get("deadline"))
-        self._on_result = callback("on_result", options.get("on_result"))
-        self._clock = asyncio.get_running_loop().time
+        self._receivers: list[Callable[[Result[Verdict]], object]] = []
+        on_result, self._clock = callback("on_result", options.get("on_result")), asyncio.get_running_loop().time
         title = ", ".join(stage.name for stage in stages)
         self._progress = start_progress(options.get("progress"), size_of(items), title=title, clock=self._clock)
-        self._keep = options.get("keep_results", True)
-        self._results: dict[int, Result[Verdict]] = {}
+        self._receivers += [] if self._progress is None else [self._progress.add]
+        self._receivers += [] if on_result is None else [on_result]
+        self._keep, self._results = options.get("keep_results", True), dict[int, Result[Verdict]]()
         self._left: dict[int, Any] = {}  # the items without a final result
         self._before: dict[int, list[Result[Verdict]]] = {}  # what earlier stages found
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
         self._read = self._ok = 0
-        self._stats: list[BatchStats] = []
         self._failure: BaseException | None = None
         self._is_stopped = False  # ``on_result`` or a later stage raised an exception
 
     async def run(self) -> BatchResult[Verdict]:
-        began = self._clock()
+        began, stats = self._clock(), list[BatchStats]()
         try:
             for place in range(len(self._stages)):
-                if (place and not self._left) or self._is_stopped:
-                    break
-                await self._run_stage(place, None if self._deadline is None else self._deadline - (self._clock() - began) * bool(place))
+                left = None if self._deadline is None else self._deadline - (self._clock() - began) * bool(place)
+                if left is not None and left <= 0:
+                    self._end_all(place, self._late())
+                if not place or (self._left and not self._is_stopped):
+                    stats += await self._run_stage(place, left)
             self._end_all(len(self._stages) - 1, ClientClosed("the last stage ended before this item was done"))
         finally:
             if self._progress is not None:
                 self._progress.close()
-        costs = [stats.cost for stats in self._stats if stats.cost is not None]
-        endpoints = merged_stats(stats.endpoints for stats in self._stats)
-        done, seconds, cost = sum(self._decided_by.values()), self._clock() - began, sum(costs) if costs else None
-        stats = BatchStats(done, self._ok, done - self._ok, seconds, endpoints, cost=cost, decided_by=self._decided_by)
-        batch = BatchResult([self._results[index] for index in sorted(self._results)], stats)
+        costs = [each.cost for each in stats if each.cost is not None]
+        done, endpoints = sum(self._decided_by.values()), merged_stats(each.endpoints for each in stats)
+        counts = done, self._ok, done - self._ok, self._clock() - began
+        total = BatchStats(*counts, endpoints, cost=sum(costs) if costs else None, decided_by=self._decided_by)
+        batch = BatchResult([self._results[index] for index in sorted(self._results)], total)
         if (error := self._failure) is not None:
             what = f"the batch stopped after {self._read} items ({type(error).__name__}: {error}); .results holds what is done"
             raise BatchInterrupted(what, batch) from error
         return batch
 
-    async def _run_stage(self, place: int, left: float | None) -> None:
-        """Run the batch of one stage, with ``left`` seconds until the deadline."""
-        if left is not None and left <= 0:
-            self._end_all(place, self._late())
-            return
+    async def _run_stage(self, place: int, left: float | None) -> list[BatchStats]:
+        """Run the batch of one stage, with ``left`` seconds until the deadline, and return its statistics."""
         given: Any = {**self._given, "progress": False, "keep_results": False}
         if self._limit is not DEFAULT:
             given["timeout"] = self._limit and self._timeout(place)
         if left is not None:
             given["deadline"] = left
-        items: Any
+        indexes, items = [*self._left], self._input
         if place:
-            indexes = sorted(self._left)
-            items = [self._left[index] for index in indexes]
-        elif isinstance(self._input, Sequence):
-            items, self._left = self._input, dict(enumerate(self._input))
+            items = [*self._left.values()]
+        elif isinstance(items, Sequence):
+            self._left = dict(enumerate(items))
         else:
             items = self._noted()
         try:
-            batch = await self._stages[place].scorer.batch_score(
-                items, on_result=lambda result: self._record(place, indexes[result.index] if place else result.index, result), **given
-            )
-            self._stats.append(batch.stats)
+            return [(await self._stages[place].scorer.batch_score(items, on_result=partial(self._record, place, indexes), **given)).stats]
         except BatchInterrupted as error:  # if the input raised the exception, the later stages score what was read
             self._failure = self._failure or error.__cause__ or error
-            self._stats += [] if error.results is None else [error.results.stats]
+            return [] if error.results is None else [error.results.stats]
         except Exception as error:
             if not place:
                 raise
@@ -403,6 +375,19 @@ class _Batch:
                 self._end_all(place, error)
             else:
                 self._failure, self._is_stopped = self._failure or error, True
+            return []
+
+    def _record(self, place: int, indexes: Sequence[int], result: Result[Verdict]) -> None:
+        if self._is_stopped:
+            assert self._failure is not None
+            raise self._failure
+        index = indexes[result.index] if place else result.index
+        self._read = max(self._read, index + 1)
+        outcome, is_final = self._stages[place].judged(result.error or result.value)
+        if is_final:
+            self._end(place, index, result, outcome)
+        else:
+            self._before.setdefault(index, []).append(result)
 
     def _timeout(self, place: int) -> float:
         """Return the seconds for each item in a stage: half of the time that is left, or in the last stage all of it. A stage that failed
@@ -411,10 +396,7 @@ class _Batch:
         share = [limit * 0.5 ** (number + 1) for number in range(len(self._stages))]
         if place < len(self._stages) - 1:
             return share[place]
-        used = [
-            sum(each.latency if each.ok else most for each, most in zip(self._before.get(index, ()), share, strict=False))
-            for index in self._left
-        ]
+        used = [sum(each.latency if each.ok else most for each, most in zip(found, share, strict=False)) for found in self._before.values()]
         return max(limit - max(used, default=0.0), 2 * share[place])
 
     async def _noted(self) -> AsyncIterator[Any]:
@@ -429,19 +411,8 @@ class _Batch:
 
     def _end_all(self, place: int, error: QRewardError) -> None:
         with suppress(Exception):  # of ``on_result``, which ``_end`` has recorded
-            for index in sorted(self._left) if not self._is_stopped else ():
+            for index in () if self._is_stopped else [*self._left]:
                 self._end(place, index, Result(index, None, None, None, 0.0, 0.0), copy(error))
-
-    def _record(self, place: int, index: int, result: Result[Verdict]) -> None:
-        if self._is_stopped:
-            assert self._failure is not None
-            raise self._failure
-        self._read = max(self._read, index + 1)
-        outcome, is_final = self._stages[place].judged(result.error or result.value)
-        if is_final:
-            self._end(place, index, result, outcome)
-        else:
-            self._before.setdefault(index, []).append(result)
 
     def _end(self, place: int, index: int, result: Result[Verdict], outcome: Outcome) -> None:
         stage, before = self._stages[place], self._before.pop(index, [])
@@ -462,10 +433,8 @@ class _Batch:
         if self._keep:
             self._results[index] = result
         try:
-            if self._progress is not None:
-                self._progress.add(result)
-            if self._on_result is not None:
-                self._on_result(result)
+            for receive in self._receivers:
+                receive(result)
         except BaseException as failure:
             self._failure, self._is_stopped = failure, True
             raise
@@ -488,6 +457,12 @@ class SyncScorer(BlockingTwin[Scorer]):
 
     score = blocking(Scorer.score)
     batch_score = blocking(Scorer.batch_score)
+
+
+def models_of(scorer: Any) -> tuple[str, ...]:
+    """Return the models that a judge or reward model asks; empty for another scorer."""
+    models = getattr(getattr(scorer, "_config", None), "model", None) or getattr(scorer, "_model", None) or ()
+    return (models,) if isinstance(models, str) else tuple(models)
 
 
 def _by_name(stages: Sequence[Any] | Mapping[str, Any], make: Callable[[Any], Scorer]) -> dict[str, Scorer]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -20,7 +19,7 @@ from qreward.codecs.base import ABORTED, Malformed, WireRequest, described, is_w
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.decisions import FoundAnswer, confidence_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.errors import ConfigError, QRewardError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.forms import JSON, Form
 from qreward.judge.parsing.schema import VerdictSchema
@@ -35,16 +34,6 @@ def encoded(value: object) -> bytes:
         return _KEYS.encode(value)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
-
-
-_ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
-
-
-def refuses_format(error: QRewardError, model: str) -> bool:
-    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
-        return False
-    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
-    return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class JudgeCodec(ChatCodec):
@@ -67,43 +56,25 @@ JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """A written answer."""
+    """An answer of a judge model: written, or the decisions that were ``found`` in one response."""
 
-    text: str
+    text: str = ""
     reasoning: str = ""
     refusal: str = ""
     ending: str | None = None
     fingerprint: str = ""
+    found: Sequence[FoundAnswer | QRewardError] | None = None
 
-
-class DecidedReply(NamedTuple):
-    """The decisions in one response, with the attributes of :class:`ModelReply`."""
-
-    found: Sequence[FoundAnswer | QRewardError]
-    fingerprint: str
-    reasoning: str = ""
-    refusal: str = ""
-    ending: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The answers as JSON, for a cache. Raises the error of a question without an answer."""
-        rows = []
-        for each in self.found:
-            if isinstance(each, QRewardError):
-                raise each
-            rows.append([confidence_of(each), each[1], *each[0]])
-        return msgspec.json.encode(rows).decode()
+    def as_text(self) -> str:
+        """Return the answer for a cache: decisions as JSON."""
+        rows = [[confidence_of(each), each[1], *each[0]] for each in self.found or () if not isinstance(each, QRewardError)]
+        return self.text if self.found is None else msgspec.json.encode(rows).decode()
 
 
 @lru_cache(maxsize=64)
 def log_unknown(ending: str) -> None:
     """Log, once for each ``finish_reason``, that a judge does not read answers with it."""
     LOG.warning("%s: a judge does not read such answers; if they are complete, set finish_reasons=[%r]", described(ending), ending[:40])
-
-
-Reply = ModelReply | DecidedReply
-"""An answer of a judge model."""
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
@@ -130,15 +101,10 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     document, message = document if isinstance(document, dict) else {}, message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    return ModelReply(answer.text(), joined(reasoning), _refusal(message), answer.finish_reason, fingerprint)
-
-
-def _refusal(message: dict[str, Any]) -> str:
-    """Return the text of a refusal; ``""`` if there is none. A refusal is a field of the message, or a part of its content."""
-    content = message.get("content")
+    content = message.get("content")  # a refusal is a field of the message, or a part of its content
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    refusals = [one for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
-    return "\n".join(joined(one) or "without a text" for one in refusals)
+    refusals = [joined(one) or "without a text" for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
+    return ModelReply(answer.text(), joined(reasoning), "\n".join(refusals), answer.finish_reason, fingerprint)
 
 
 MOST = sys.float_info.max / 4
@@ -220,7 +186,12 @@ class VerdictParser:
         parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=self.form)
         what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"
         verdict = called(what, parse, reply.text, self.model)
-        reward = self._own_score(verdict) if self._score is None else self._users_score(verdict)
+        if self._score is not None:
+            name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
+            given = called(name, self._score, verdict)
+            reward = None if given is None else finite(given, name)
+        else:
+            reward = self._own_score(verdict)
         if reward is None:
             raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
         return reward, verdict
@@ -241,11 +212,6 @@ class VerdictParser:
             )
         first, last = self._range
         return min(max(first + (last - first) * ((number - low) / (high - low)), min(self._range)), max(self._range))  # against rounding
-
-    def _users_score(self, verdict: BaseModel) -> float | None:
-        name = f"the score function {getattr(self._score, '__qualname__', type(self._score).__name__)!r}"
-        reward = called(name, self._score, verdict)  # type: ignore[arg-type]
-        return None if reward is None else finite(reward, name)
 
 
 def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -403,12 +403,10 @@ class Judge(Closing):
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         limits = self._requests.written if self._config.method == "write" else await self._limits(common, settings.deadline)
-        make, per_model = partial(self._requests.item, limits=limits, pairs=pairs, strict=False), self._requests.counts(limits, pairs=pairs)
-        read = partial(prepared, PAIR_NAMES if pairs else POINT_NAMES, make)
-        if reader is not None:
-            read, per_model = reader(make), dict.fromkeys(per_model)
-        waited = runtime.clock() - began
-        return await ItemBatch(common, items, read, settings, per_model=per_model, unit=what, waited=waited).run()
+        make, pools = partial(self._requests.item, limits=limits, pairs=pairs, strict=False), common.pools.values()
+        read = partial(prepared, PAIR_NAMES if pairs else POINT_NAMES, make) if reader is None else reader(make)
+        calls = self._requests.counts(pools, limits, pairs=pairs) if reader is None else dict.fromkeys(pools)
+        return await ItemBatch(common, items, read, settings, calls=calls, unit=what, waited=runtime.clock() - began).run()
 
     async def _limits(self, common: Calling, timeout: float | None) -> Limits:
         """Return the limits of requests for decisions. First, the dialects of the servers are found, in at most ``timeout`` seconds."""

@@ -19,19 +19,11 @@ from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import (
-    BatchCancelled,
-    BudgetExceeded,
-    ClientClosed,
-    ConfigError,
-    DeadlineExceeded,
-    QRewardError,
-    RequestError,
-    RequestTimeout,
-)
+from qreward.errors import STOPPED, BudgetExceeded, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.judge.aggregation import Decide
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
-from qreward.judge.calls import JudgeCall, Step, evaluate
+from qreward.judge.calls import JudgeCall, evaluate
 from qreward.judge.config import Budget
 from qreward.judge.types import JudgeAnswer, Vote, one_by_one
 from qreward.records import AttemptRecord, Usage, added
@@ -60,14 +52,10 @@ class Spending:
     """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
-        if budget is not None and budget.cost is not None and not prices:
-            raise ConfigError(
-                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
-                "completion tokens)), or a budget of tokens"
-            )
+        if budget is not None:
+            budget.check(prices)
         self._judge, self.budget, self._prices = judge, budget, prices
-        self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
-        self._cost: float | None = None
+        self.total, self._answers = Usage(0, 0, 0), 0
         self._logged, self._silent = False, ""
         self._reset_lock()
         background.watch(self, Spending._reset_lock)
@@ -75,10 +63,6 @@ class Spending:
     def _reset_lock(self) -> None:
         """Make the lock, also in a forked child, where another thread may have held it."""
         self._lock = threading.Lock()
-
-    @property
-    def total(self) -> Usage:
-        return Usage(self._prompt, self._completion, self._tokens, cost=self._cost, unreported=self._unreported)
 
     def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
         """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
@@ -91,13 +75,8 @@ class Spending:
             usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
         if usage is not None:
             with self._lock:
-                self._prompt += usage.prompt_tokens or 0
-                self._completion += usage.completion_tokens or 0
-                self._tokens += usage.tokens
-                self._unreported += usage.unreported
                 self._answers += usage.prompt_tokens is not None
-                if usage.cost is not None:
-                    self._cost = (self._cost or 0.0) + usage.cost
+                self.total = added(self.total, msgspec.structs.replace(usage, total_tokens=usage.tokens)) or usage
         return usage
 
     def exceeded(self) -> BudgetExceeded | None:
@@ -107,8 +86,8 @@ class Spending:
         """
         if self.budget is None:
             return None
-        share = 1 + self._unreported / max(1, self._answers)
-        cost, tokens, said = (self._cost or 0.0) * share, self._tokens * share, ""
+        share = 1 + self.total.unreported / max(1, self._answers)
+        cost, tokens, said = (self.total.cost or 0.0) * share, self.total.tokens * share, ""
         if self.budget.cost is not None and cost >= self.budget.cost:
             said = f"${cost:.4g} of ${self.budget.cost:g}"
         elif self.budget.tokens is not None and tokens >= self.budget.tokens:
@@ -136,14 +115,6 @@ class Calling(NamedTuple):
     options: RequestOptions
     pools: Mapping[str, Pool]
     batch: ItemBatch | None = None
-
-    def keep(self, call: JudgeCall, step: Step, endpoint: str) -> None:
-        """Record the weights that have answered a call, and store the answer in the cache if it could be read."""
-        assert step.reply is not None
-        self.calibrator.note(step.reply.fingerprint)
-        if self.cache is not None:
-            key = call.key if isinstance(step.value, Vote) else None
-            self.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint, step.reply, key))
 
 
 class Invalid(NamedTuple):
@@ -196,13 +167,7 @@ class ItemCalls(Waiter):
     common: Calling
     key: Hashable
 
-    def __init__(
-        self,
-        calls: Sequence[JudgeCall],
-        decide: Callable[[Sequence[Any]], Any],
-        result: Callable[..., Any],
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, calls: Sequence[JudgeCall], decide: Decide, result: Callable[..., Any], extra: Mapping[str, Any] | None) -> None:
         self.calls, self.decide, self.result, self.extra = calls, decide, result, extra
         self.outcomes: list[Any] = [None] * len(calls)
         self.index, self.queued, self.until = 0, 0.0, inf
@@ -246,8 +211,8 @@ class ItemCalls(Waiter):
         if any(self.outcomes) and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
             return
-        level, _, hedge, tenant, *_ = common.options
-        self.key = (common.driver, level, hedge, tenant, self.decide, *[call.key for call in self.calls])
+        options = common.options
+        self.key = (common.driver, options.level, options.tenant, self.decide, *[call.key for call in self.calls])
         sender = self.sender = common.running.setdefault(self.key, self)
         sender.waiting.append(self)
         if sender is not self:
@@ -263,14 +228,11 @@ class ItemCalls(Waiter):
 
     def _send(self, place: int, call: JudgeCall, earlier: tuple[AttemptRecord, ...] = (), *, again: bool = False) -> None:
         """Submit a call, or append it to the feed of its pool in the batch, where a call that was sent before is put first."""
-        batch, timeout, driver = self.common.batch, self.common.options.timeout, self.driver
-        if again or batch is None:
-            until = self.latest()
-            if until < inf:
-                timeout = until - driver.engine.clock()
-            elif batch is None:  # one of the items that wait has no time limit
-                timeout = None
-            if timeout is not None and timeout <= 0:
+        batch, driver = self.common.batch, self.driver
+        timeout = None if batch is None else self.common.options.timeout
+        if (until := self.latest() if again or batch is None else inf) < inf:
+            timeout = until - driver.engine.clock()
+            if timeout <= 0:
                 self.receive(place, self.late())
                 return
         task = CallTask(self, place, call, timeout, earlier)
@@ -326,20 +288,20 @@ class ItemCalls(Waiter):
         if self.tasks.get(place) is not task:
             return
         del self.tasks[place]
-        trail, answer, paid, endpoint = tuple(task.trail or ()), outcome, None, None
+        trail, answer, usage, answered = tuple(task.trail or ()), outcome, None, None if source is None else source.name
         if isinstance(outcome, Answer):
-            assert source is not None
-            answer, endpoint = outcome.value, source.name
-            paid = common.spending.paid(answer.usage, endpoint, trail)
-        elif trail:
-            endpoint = trail[-1].endpoint
-            paid = common.spending.paid(None, None, trail)
+            answer, usage = outcome.value, outcome.value.usage
+        paid = common.spending.paid(usage, answered, trail)
+        endpoint = trail[-1].endpoint if trail and answered is None else answered
         step = evaluate(call, answer, task.form)
-        if step.reply is not None and (common.cache is not None or step.reply.fingerprint not in common.calibrator.weights):
-            common.keep(call, step, endpoint or "")
+        if (reply := step.reply) is not None:
+            common.calibrator.note(reply.fingerprint)
+            if common.cache is not None:
+                key = call.key if isinstance(step.value, Vote) else None
+                common.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", reply, key))
         if step.unread:
             trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
-        self.usage = paid if self.usage is None else added(self.usage, paid)
+        self.usage = added(self.usage, paid)
         self.trail, self.endpoint = self.trail + trail, endpoint or self.endpoint
         trail = task.earlier + trail
         if step.again is not None and clock() < self.latest():
@@ -371,7 +333,7 @@ class ItemCalls(Waiter):
         sender = self.sender or self
         if self.done and not sender.waiting:
             return
-        waiting = sender.stop(decided if isinstance(decided, BatchCancelled | ClientClosed | DeadlineExceeded) else None)
+        waiting = sender.stop(decided if isinstance(decided, STOPPED) else None)
         if isinstance(decided, RequestTimeout) and sender.trail:
             decided = with_trail(decided, sender.trail)
         for number, item in enumerate(waiting or [self]):
@@ -430,7 +392,7 @@ class ItemBatch(BatchWaiter):
 
     Args:
         prepare: makes the calls of an item, a ``ResponseGroup``, or ``Invalid``.
-        per_model: name of a model -> number of calls for an item; None if it is not known.
+        calls: pool -> number of calls for an item, which are fewer if items share them; None if it is not known.
         unit, waited: what an item is called, and the seconds of the deadline that have passed.
     """
 
@@ -444,22 +406,17 @@ class ItemBatch(BatchWaiter):
         prepare: Callable[[Any], Any],
         settings: ResultSettings,
         *,
-        per_model: Mapping[str, int | None],
+        calls: Mapping[Pool, int | None],
         unit: str,
         waited: float,
     ) -> None:
-        options, pools, size = common.options, common.pools, size_of(items)
-        per_pool: dict[Pool, int | None] = {}
-        for model, count in per_model.items():  # fewer calls, if items share them
-            before = per_pool.get(pools[model], 0)
-            per_pool[pools[model]] = None if before is None or count is None else before + count
-        several = None in per_pool.values() or sum(filter(None, per_pool.values())) > 1
-        first = pools[next(iter(pools))]
+        options, size = common.options, size_of(items)
         if common.cache is not None and unit == "items":
             items, prepare = with_votes(items, prepare, common.cache), lambda item: item
-        super().__init__(common.driver, first, items, prepare, options, settings, per_pool, size)
+        super().__init__(common.driver, next(iter(calls)), items, prepare, options, settings, calls, size)
         self.common, self._is_stopping = common._replace(running={}, batch=self), False
         self._stop_error: Callable[[], QRewardError] | None = None
+        several = sum(filter(None, calls.values())) != 1
         self.execute = self._send_timed if several and options.timeout is not None else None
         self._waited, self._unit, self.tallies, self.feeds = waited, unit, self._tallies, self._feeds
 
@@ -608,20 +565,18 @@ async def with_votes(items: Iterable[Any] | AsyncIterable[Any], read: Callable[[
     """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``LOOKED_UP`` items together, or one
     by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
     most = 1 if isinstance(items, AsyncIterable) else LOOKED_UP
-    chunk: list[Any] = []
-    failure = None
     async with aclosing(one_by_one(items)) as inputs:
-        try:
-            async for item in inputs:
-                chunk.append(read(item))
-                if len(chunk) == most:
-                    await fill(chunk, cache)
-                    while chunk:
-                        yield chunk.pop(0)
-        except Exception as error:
-            failure = error
-    await fill(chunk, cache)
-    for item in chunk:
-        yield item
-    if failure is not None:
-        raise failure
+        while True:
+            chunk, failure = list[Any](), None
+            try:
+                while len(chunk) < most:
+                    chunk.append(read(await anext(inputs)))
+            except Exception as error:  # also the end of the input
+                failure = error
+            await fill(chunk, cache)
+            for item in chunk:
+                yield item
+            if isinstance(failure, StopAsyncIteration):
+                return
+            if failure is not None:
+                raise failure

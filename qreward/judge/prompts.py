@@ -25,33 +25,22 @@ class Template:
     """Replaces placeholders, which are plain names in braces; ``{{`` and ``}}`` stand for braces. Inserted values stay as they are. Other
     text in braces raises ``ConfigError``; ``what`` names the template there. ``names`` are the placeholders."""
 
-    __slots__ = ("_pieces", "names")
+    __slots__ = ("_text", "names")
 
     def __init__(self, text: str, what: str) -> None:
         if not isinstance(text, str):
             raise ConfigError(f"{what} must be a text, not a {type(text).__name__}")
-        self._pieces: list[str] = []  # texts, and at every second place a placeholder
-        begin, before = 0, ""
-        for match in _PIECE.finditer(text):
-            before += text[begin : match.start()]
-            begin = match.end()
-            if match[0] in ("{{", "}}"):
-                before += match[0][0]
-            elif match[1] is not None and match[1].isidentifier():
-                self._pieces += (before, match[1])
-                before = ""
-            else:
+        pieces = [match for match in _PIECE.finditer(text) if match[0] not in ("{{", "}}")]
+        for match in pieces:
+            if match[1] is None or not match[1].isidentifier():
                 line = text.count("\n", 0, match.start()) + 1
                 shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
                 fault = f"{shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
                 raise ConfigError(f"{what}, line {line}: {fault}")
-        self._pieces.append(before + text[begin:])
-        self.names = frozenset(self._pieces[1::2])
+        self._text, self.names = text, frozenset(match[1] for match in pieces)
 
     def render(self, values: Mapping[str, str]) -> str:
-        pieces = self._pieces.copy()
-        pieces[1::2] = [values[name] for name in pieces[1::2]]
-        return "".join(pieces)
+        return self._text.format_map(values)
 
 
 def is_absent(name: str, value: object) -> bool:
@@ -103,7 +92,7 @@ def in_words(value: object, name: str) -> str:
     """Return the value of a field as text: messages as a readable conversation, and other values as JSON. An image, sound or file becomes a
     marked piece, from which :func:`_with_parts` restores it. Raises ``BadRequest`` for a value or a part that cannot be written."""
     if isinstance(value, str):
-        return value
+        return str.__str__(value)  # of a member of an enum, the text that it is
     if isinstance(value, Mapping) and {"role", "content"} <= value.keys():
         value = [value]
     try:

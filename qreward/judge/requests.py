@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import product
@@ -14,19 +14,7 @@ from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
-from qreward.judge.calls import (
-    WRITING_ONLY,
-    AnswerFormat,
-    DecidingModel,
-    JudgeCall,
-    JudgeModel,
-    SingleQuestion,
-    WritingModel,
-    noted,
-    parser_of,
-    preference_question,
-    question_of,
-)
+from qreward.judge.calls import AnswerFormat, DecidingModel, JudgeCall, WritingModel, noted, parser_of, preference_question, question_of
 from qreward.judge.codec import VerdictParser, encoded
 from qreward.judge.config import JudgeConfig, is_of_preset
 from qreward.judge.loop import Invalid, ItemCalls
@@ -36,6 +24,7 @@ from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.types import Comparison, Preference, Verdict
 from qreward.results import Usage
+from qreward.scheduler.pool import Pool
 
 ANSWER_FORM = "answer_form"
 """The placeholder of a template that is replaced by the question and the description of how to answer."""
@@ -78,30 +67,39 @@ def prepared(names: Sequence[str], make: Callable[..., Any], item: object) -> An
 class ItemPrompt(Prompt):
     """The prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
-    def __init__(self, prompt: object, answer: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
-        names = PAIR_NAMES if pairs else POINT_NAMES
-        says = config.response_format == "none" or is_of_preset(prompt, answer) or shown_in(prompt, pairs=pairs) is not None
+    def __init__(self, config: JudgeConfig, given: Mapping[str, Any], *, pairs: bool, apart: bool) -> None:
+        names, what = (PAIR_NAMES, "pair_prompt") if pairs else (POINT_NAMES, "prompt")
+        prompt = given[what]
+        says = config.response_format == "none" or is_of_preset(prompt, given["answer"]) or shown_in(prompt, pairs=pairs) is not None
         super().__init__(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
             needed=names[:-1] if prompt is None else names[1:-1],  # built-in prompts also need the task
             known=None if callable(prompt) else (*names, *filter(None, [config.rubric_column])),
-            what="pair_prompt" if pairs else "prompt",
+            what=what,
         )
         self.has_place = ANSWER_FORM in self.names
         self.appends = not self.has_place and (apart or prompt is None or config.has_criteria or not says)
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
 
-class ItemQuestions(NamedTuple):
-    """What all items with the same rubric are asked. ``models`` has for each model its prompt, its questions (one request each) and their
-    texts. ``decide`` aggregates the answers. ``grouped`` is True if a model has several questions."""
+Questions = Sequence[WritingModel | DecidingModel]
 
-    models: Sequence[tuple[ItemPrompt, Sequence[JudgeModel], Sequence[str]]]
+
+class ItemQuestions(NamedTuple):
+    """What all items with the same rubric are asked. ``models`` has for each model its prompt and its questions, one request each.
+    ``decide`` aggregates the answers. ``grouped`` is True if a model has several questions."""
+
+    models: Sequence[tuple[ItemPrompt, Questions]]
     decide: Decide
     grouped: bool
 
 
+WRITING_ONLY = frozenset({
+    "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
+    "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
+})  # fmt: skip
+"""Parameters that have no effect on a decision."""
 MOST_RUBRICS = 1024
 """Number of rubrics of items, in all their spellings, whose requests are kept."""
 _ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
@@ -123,35 +121,33 @@ class RequestBuilder:
     ) -> None:
         self._config, self._parser, self._calibrate, self._given, self._decide = config, parser, calibrate, given, decide
         self._formats = {model: AnswerFormat(config.response_format) for model in config.model}
-        self._prompt: Callable[..., ItemPrompt] = cache(self._make_prompt)
+        self._prompt: Callable[..., ItemPrompt] = cache(partial(ItemPrompt, config, given))
         usual = config.rubric or (_ANY if config.rubric_column else None)  # the rubric of an item that has none of its own
         self._usual: Callable[..., ItemQuestions] = cache(partial(self._make, usual))
         self._of_rubric: dict[tuple[Limits, bool, str | bytes], ItemQuestions] = {}  # by a rubric as an item has it, or as settings
         self.written: Limits = (0,) * len(config.model)
         self.checked: Limits = self.written if config.method == "write" else (1,) * len(config.model)  # without asking the servers
-        self._point: SingleQuestion | None = None
+        is_one = config.method != "write" and not config.has_criteria
+        if is_one and given["score"] is not None:
+            raise ConfigError("score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'")
+        built_in = given["prompt"] is None
+        self._point = question_of(given["verdict"], parser.scale, config.range, built_in=built_in) if is_one else None
+        if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
+            raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
         if config.method != "write":
-            if not config.has_criteria:
-                if given["score"] is not None:
-                    raise ConfigError(
-                        "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
-                    )
-                self._point = question_of(given["verdict"], parser.scale, config.range, built_in=given["prompt"] is None)
-            if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
-                raise ConfigError(
-                    f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'"
-                )
             self._usual((1,) * len(config.model), pairs=False)
         if config.method != "decide":
             self._usual(self.written, pairs=False)
         if given["pair_prompt"] is not None:
             self._usual(self.written, pairs=True)  # so that an invalid pair_prompt raises now
 
-    def counts(self, limits: Limits, *, pairs: bool) -> dict[str, int | None]:
-        """Return for each model the number of calls for an item; None if items have rubrics of their own."""
-        each, models = self._config.samples * (2 if pairs else 1), self._usual(limits, pairs=pairs).models
-        counts = [None if self._config.rubric_column else len(questions) * each for _, questions, _ in models]
-        return dict(zip(self._config.model, counts, strict=True))
+    def counts(self, pools: Iterable[Pool], limits: Limits, *, pairs: bool) -> dict[Pool, int | None]:
+        """Return the number of calls for an item by the pools of the models; None if items have rubrics of their own."""
+        counts: dict[Pool, int | None] = {}
+        for pool, (_, questions) in zip(pools, self._usual(limits, pairs=pairs).models, strict=True):
+            calls = (counts.get(pool) or 0) + len(questions) * self._config.samples * (2 if pairs else 1)
+            counts[pool] = None if self._config.rubric_column else calls
+        return counts
 
     def item(
         self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, limits: Limits, pairs: bool, strict: bool = True
@@ -164,19 +160,19 @@ class RequestBuilder:
             group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if pairs else [fields]
         calls: list[JudgeCall] = []
-        for prompt, questions, texts in asked.models:
+        for prompt, questions in asked.models:
+            bases = [[] if prompt.has_place else CHAT.validate(prompt.messages(shown, extra=not strict)) for shown in orders]
             made: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            for order, shown in enumerate(orders):
-                base = [] if prompt.has_place else CHAT.validate(prompt.messages(shown, extra=not strict))
-                for question in texts:
-                    messages = base
-                    if prompt.has_place:
-                        messages = CHAT.validate(prompt.messages({**shown, ANSWER_FORM: question}, extra=not strict))
-                    elif question and prompt.appends:
-                        messages = noted(base, question)
-                    made[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
             for sample, model, order in product(range(self._config.samples), questions, range(len(orders))):
-                messages, digest = made[model.question, order]
+                question = model.question
+                if (question, order) not in made:
+                    messages = bases[order]
+                    if prompt.has_place:
+                        messages = CHAT.validate(prompt.messages({**orders[order], ANSWER_FORM: question}, extra=not strict))
+                    elif question and prompt.appends:
+                        messages = noted(messages, question)
+                    made[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
+                messages, digest = made[question, order]
                 inputs = messages if model.input_of is None else model.input_of(messages)
                 key = blake2b(model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
                 calls.append(JudgeCall(model, inputs, key, sample, order > 0, model.reasks, group))
@@ -218,7 +214,6 @@ class RequestBuilder:
     def _make(self, rubric: Rubric | None, limits: Limits, *, pairs: bool) -> ItemQuestions:
         config, ends = self._config, self._parser.ends
         made = [self._questions(model, most, rubric, pairs=pairs) for model, most in zip(config.model, limits, strict=True)]
-        models = [(prompt, questions, list(dict.fromkeys(each.question for each in questions))) for prompt, questions in made]
         decide: Decide
         if pairs:
             decide = partial(aggregate_comparisons, how=config.settle)
@@ -228,13 +223,9 @@ class RequestBuilder:
             sizes = tuple(len(questions) for _, questions in made for _ in range(config.samples))
             bounds = config.range or (0.0, 1.0)
             decide = partial(aggregate_rubrics, how=config.settle, rubric=rubric, sizes=sizes, bounds=bounds)
-        return ItemQuestions(models, decide, any(len(questions) > 1 for _, questions in made))
+        return ItemQuestions(made, decide, any(len(questions) > 1 for _, questions in made))
 
-    def _make_prompt(self, *, pairs: bool, apart: bool) -> ItemPrompt:
-        prompt = self._given["pair_prompt" if pairs else "prompt"]
-        return ItemPrompt(prompt, self._given["answer"], self._config, pairs=pairs, apart=apart)
-
-    def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Sequence[JudgeModel]]:
+    def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Questions]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
         into requests with at most ``most`` decisions."""
         config, given, form = self._config, self._given, self._formats[model]

@@ -307,12 +307,6 @@ async def one_by_one(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerato
             close()
 
 
-def models_of(scorer: Any) -> tuple[str, ...]:
-    """Return the models that a judge or reward model asks; empty for another scorer."""
-    models = getattr(getattr(scorer, "_config", None), "model", None) or getattr(scorer, "_model", None) or ()
-    return (models,) if isinstance(models, str) else tuple(models)
-
-
 def check_finite(verdict: Verdict) -> None:
     """Raise ``InvalidResponse`` if the score or an attribute of a verdict, perhaps of a scorer of the user, is not a finite number."""
     for name, number in {"score": verdict.score, **(verdict.attributes or {})}.items():

@@ -24,6 +24,7 @@ from qreward.judge.parsing.text import (
     choice_of,
     is_level,
     number_of,
+    phrases,
     plain_number,
     score_of,
     sentences,
@@ -68,12 +69,7 @@ _REASON = re.compile(
 _TAKES_BACK = any_word(vocabulary("takes_back"), r"^no\b|~~")
 _REVISES = any_word(vocabulary("revises"))
 _SUBJECT = any_word(vocabulary("subject"))
-_COURTESY = re.compile(
-    r"(?:i )?hope (?:this|that|it) helps?\b.*|(?:please )?(?:let me know|feel free)\b.*|(?:many )?thanks?(?: you)?\b.{0,40}|"
-    r"if you (?:have|need|want|would like)\b.*|is there anything else\b.*|希望.*帮助.*|如有.*问题.*|お役に立て.*|도움이 되.*|надеюсь.*|"
-    r"ich hoffe,? .* (?:hilft|helfen).*|j['’]espère que .* aide.*|espero que .* (?:ayude|útil).*",
-    re.IGNORECASE,
-)
+_COURTESY = re.compile(phrases("courtesy"), re.IGNORECASE)
 """A friendly sentence, which takes nothing back."""
 _BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0,30}}(?:{vocabulary('better')})"
 _TIED = (
@@ -104,20 +100,16 @@ _NOT_OWN = any_word(
 _RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
 _RATES = re.compile(rf"\b{_RATING}|評価|评分|평가", re.IGNORECASE)
 _UNQUOTED = re.compile(
-    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
-    r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
+    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:{phrases('follows')}))"
+    r"(?: is)?[*_]*[:：]?[*_]*)\s*"
     rf"[\"“「`]([^\"”」`\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」`](?=[*_.。]*\s*\Z)",
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
-_COPULA = (
-    r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|"
-    r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
-)
+_COPULA = rf"(?: ?(?:点|分|점))? ?(?:{phrases('copula')})?"
 _AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
 _TIE_GLOSS = re.compile(
-    r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
-    r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
+    rf"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:{phrases('tie')})\b[^.!?。\d]{{0,200}}[.!。)]*",
     re.IGNORECASE,
 )
 
@@ -200,7 +192,8 @@ class TextReader:
         self._check_scale(before, previous)
         if self._prefers_other([before] if place - 1 in places else [previous, before], value):
             raise Unreadable("The words before the verdict prefer another answer.")
-        of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not self._may_precede_a_box(before))
+        judges = _LEADS.fullmatch(before) or self._judging.search(before) or _RATES.search(before)
+        of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not judges)  # a solution stands in a box too
         if of_task or not self._is_own(found[place], before, match.string[match.end() :]):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
         if self._may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
@@ -223,10 +216,6 @@ class TextReader:
             or _NOT_OWN.search(before)
             or _NEGATION.search(clause)
         )
-
-    def _may_precede_a_box(self, before: str) -> bool:
-        """Return whether a box after these words can be a verdict. The solution of a task stands in a box too."""
-        return bool(_LEADS.fullmatch(before) or self._judging.search(before) or _RATES.search(before))
 
     def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""

@@ -116,6 +116,11 @@ def vocabulary(notion: str) -> str:
     return "|".join([rf"\b(?:{spaced})\b", *(text for language, text in table.items() if language in _WITHOUT_SPACES)])
 
 
+def phrases(notion: str) -> str:
+    """Return a part of a regular expression that matches the texts of a table as they are, without word boundaries."""
+    return "|".join(text.replace("\n", "") for text in _TABLES[notion].values())
+
+
 def any_word(*parts: str) -> re.Pattern[str]:
     return re.compile("|".join(parts), re.IGNORECASE | re.MULTILINE)
 

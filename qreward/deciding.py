@@ -11,8 +11,7 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import MOST_KNOWN, PROBE, DecisionCodec, DecisionReply, Dialect
-from qreward.codecs.questions import DecisionInput
+from qreward.codecs.decisions import MOST_KNOWN, PROBE, DecisionCodec, DecisionInput, DecisionReply, Dialect
 from qreward.decisions import FoundAnswer, Question, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter

@@ -51,18 +51,13 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
     precision = 1 / PRIOR_DEVIATION**2
     for _ in range(_STEPS):
         slope = [-precision * strength for strength in strengths]
-        hessian = [[0.0] * size for _ in range(size)]
-        for index in range(size):
-            hessian[index][index] = precision
+        hessian = [[precision * (row == column) for column in range(size)] for row in range(size)]
         for (first, second), score in scores.items():
             expected = sigmoid(strengths[first] - strengths[second])
-            slope[first] += score - expected
-            slope[second] -= score - expected
-            curvature = expected * (1 - expected)
-            hessian[first][first] += curvature
-            hessian[second][second] += curvature
-            hessian[first][second] -= curvature
-            hessian[second][first] -= curvature
+            for one, other, gain in ((first, second, score - expected), (second, first, expected - score)):
+                slope[one] += gain
+                hessian[one][one] += expected * (1 - expected)
+                hessian[one][other] -= expected * (1 - expected)
         covariance = _inverse(hessian)
         step = [sum(map(mul, row, slope)) for row in covariance]
         length = max(map(abs, step), default=0.0)

@@ -414,6 +414,7 @@ class SGLangDialect(Dialect):
     def read(self, question: Question, row: Any) -> FoundAnswer:
         self.check_type(question, kind := member(row, "type"))
         raw, names = row.get("probabilities"), self.encoded(question).keys
+        numbers: tuple[float, ...]
         if kind == "noul":
             numbers = yes_and_no(row.get("noul"))
         elif type(raw) is not dict or len(raw) != len(names) or not raw.keys() >= set(names):

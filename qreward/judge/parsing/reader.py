@@ -43,28 +43,11 @@ _RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?"
 _BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\bon an? $", re.IGNORECASE)
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
-_SCORE_LABELS = (
-    r"score|rating|grade|verdict|\[result\]|overall(?=[^\w\n]{1,4}[0-9.,]+ ?/)|"
-    "(?:\u6700\u7ec8|\u603b\u4f53)?(?:\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206)"
-)
-_CHOICE_LABELS = (
-    "verdict|judge?ment|decision|preference|preferred|winner|rating|grade|"
-    "(?:better|best|preferred|winning) (?:response|answer|assistant|option|one)"
-)
-_JUDGING = (
-    r"\b(?:scor(?:es?|ed|ing)|rat(?:es?|ed|ings?)|grad(?:es?|ed|ing)|verdicts?|marks?|deserv\w*|merits?|award\w*|assign\w*|"
-    r"judge?ments?|decisions?|prefer\w*|winner|choose|pick)\b|\b(?:i|we)\b.{0,12}\bgive\b|\[\[|"
-    "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206|\u8a55\u4fa1|\ud3c9\uac00"
-)
+_SCORE_LABELS, _CHOICE_LABELS = phrases("score_labels"), phrases("choice_labels")
+_JUDGING = rf"{vocabulary('judging')}|\b(?:i|we)\b.{{0,12}}\bgive\b|\[\["
 _ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{DIGITS} ?/ ?{DIGITS}[.]?")
 _WORD = re.compile(r"\w")
-_REASON = re.compile(
-    r"(?:this|the|my) (?:score|rating|grade|verdict) (?:reflects|is based on|takes into account)\b|"
-    r"(?:(?:brief|short|detailed|my|the|main) )?(?:reason(?:s|ing)?|explanation|rationale|justification|feedback|analysis|critique|"
-    r"strengths?|weakness(?:es)?)(?: for (?:my|the|this) (?:score|rating|grade|verdict))? ?(?:[:\uff1a]|$)|"
-    r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
-    re.IGNORECASE,
-)
+_REASON = re.compile(phrases("reason"), re.IGNORECASE)
 """A pattern of the labels that may begin a text after the verdict."""
 _TAKES_BACK = any_word(vocabulary("takes_back"), r"^no\b|~~")
 _REVISES = any_word(vocabulary("revises"))

@@ -55,22 +55,8 @@ _SUBJECT = any_word(vocabulary("subject"))
 _COURTESY = re.compile(phrases("courtesy"), re.IGNORECASE)
 """A friendly sentence, which takes nothing back."""
 _BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0,30}}(?:{vocabulary('better')})"
-_TIED = (
-    r"(?:(?:it|this|result|outcome|verdict) is|it['\u2019]s|call (?:it|this)|declare) (?:therefore |thus |clearly )?(?:an? )?(?:tie|draw)"
-)
 _LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
-_CHOSEN = (
-    r"(?:(?:^|[,:;\u2013\u2014] ?|\b(?:so|thus|therefore|hence|and|but|overall|(?:think|believe|say|conclude)(?: that)?) )(?:the|my) "
-    r"(?:(?:final|overall|clear|better|best|stronger|superior|preferred|preferable|winning|correct|right|more helpful) ?){0,3}"
-    r"(?:answer|response|assistant|option|one|winner|verdict|choice|pick|decision|preference|judge?ment|conclusion)?|"
-    r"\bi (?:would |now )?(?:choose|pick|prefer|favou?r|recommend))"
-)
-"""The subject of a conclusion on a pair. Other subjects, such as "the weaker answer", may name the loser."""
-_GOES_WITH = r"(?:^|\b(?:i|we|let)\b(?:(?!could|might)[^,.;:]){0,30}?\b)(?:go|going|went|side|stick) with"
-_DENIES = re.compile(
-    r"\b(?:(?:not|cannot|\w+n['\u2019]t)(?: be)? (?:true|said|say|think|believe|find|clear|the case)|i doubt) that [^,.;:]{0,20}$",
-    re.IGNORECASE,
-)
+_DENIES = re.compile(phrases("denies"), re.IGNORECASE)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
@@ -343,9 +329,11 @@ class TextReader:
             wins = rf"\b(?P<option>(?-i:[AB]))(?:['\u2019]s (?:response|answer|output))? (?:(?:should )?wins?|{better}|{gives}|{beats})"
             chosen = rf"\b(?:prefer|choose|pick|favou?r|(?:choice|winner|preference) is) {noun}(?P<chosen>(?-i:[AB]))\b(?!['\u2019])"
             self._made.append(
-                re.compile(rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{_TIED})(?![\w-])|{_BETTER}", re.IGNORECASE)
+                re.compile(
+                    rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}", re.IGNORECASE
+                )
             )
-            settles = rf"(?:{_CHOSEN} is|{_GOES_WITH}) (?:now |still |clearly |therefore )?"
+            settles = rf"(?:(?:{phrases('chosen')}) is|{phrases('goes_with')}) (?:now |still |clearly |therefore )?"
             self._conclusion = re.compile(
                 rf"^(?P<option>(?-i:[AB]))[.!]*$|{settles}{noun}(?P<chosen>(?-i:[AB]))(?= ?(?:[.!,;:]|$))", re.IGNORECASE
             )

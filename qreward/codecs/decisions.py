@@ -370,13 +370,10 @@ class OpenAIDialect(Dialect):
         raw, keys = row.get("probabilities"), self.encoded(question).keys
         if not isinstance(raw, list):
             raise InvalidAnswer("it has no list of probabilities")
-        values = [member(each, "value") for each in raw]
-        told = [(type(value), value) for value in values]
-        if told != keys:
-            found = {key: each for key, each in zip(told, raw, strict=True) if isinstance(key[1], str | int)}
-            if len(raw) != len(keys) or found.keys() != set(keys):
-                raise InvalidAnswer("its probabilities are not those of the options")
-            raw = [found[key] for key in keys]
+        found = {(type(value), value): each for each in raw if isinstance(value := member(each, "value"), str | int)}
+        if len(raw) != len(keys) or found.keys() != set(keys):
+            raise InvalidAnswer("its probabilities are not those of the options")
+        raw = [found[key] for key in keys]
         if isinstance(question, Score) and any(each.get("label", own) != own for each, own in zip(raw, question.options, strict=True)):
             raise InvalidAnswer("its levels are not those of the question")
         numbers, confidence = distribution([each.get("probability") for each in raw]), probability(row.get("confidence"))

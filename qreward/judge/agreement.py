@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse, RequestError
 from qreward.judge.aggregation import side_of
-from qreward.judge.calibration import Calibration, Method, ScoreRange, check_labels, fitting, range_to_calibrate
+from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate, to_unit
 from qreward.judge.codec import bounds
 from qreward.judge.judge import Judge
 from qreward.judge.parsing.text import is_number
@@ -140,7 +140,7 @@ async def calibrate(
         raise ConfigError("the judge has a calibration already; calibrate a judge without one")
     if not options.get("keep_results", True):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
-    to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
+    ends = range_to_calibrate(judge.method, judge.score_range)
     items, labels = labelled(gold, scale)
     check_labels(labels)
     fitting()  # before anything is sent
@@ -155,7 +155,7 @@ async def calibrate(
         ) from errors[0]
     judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]
     return Calibration.fit(
-        [to_unit(verdict.score) for verdict, _ in judged],
+        [to_unit(verdict.score, ends) for verdict, _ in judged],
         [label for _, label in judged],
         method=method,
         failed=len(labels) - len(judged),
@@ -402,8 +402,8 @@ async def _judge(judge: Any, points: Sequence[Any], pairs: Sequence[Any], option
     scored: BatchResult[Any] | Sequence[Any] = await judge.batch_score(points, **options) if points else ()
     compared: BatchResult[Any] | Sequence[Any] = await judge.batch_compare(pairs, **options) if pairs else ()
     ends = judge.score_range if isinstance(judge, Judge) else None
-    to_unit = float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit
     errors = [result.error for result in (*scored, *compared) if result.error is not None]
     unreadable = sum(isinstance(error, InvalidResponse) for error in errors)
-    scores = [to_unit(result.value.score) if result.ok else None for result in scored]
+    found = [float(result.value.score) if result.ok else None for result in scored]
+    scores = found if ends is None or ends[0] == ends[1] else [None if score is None else to_unit(score, ends) for score in found]
     return Judged(scores, [result.value if result.ok else None for result in compared], unreadable, len(errors) - unreadable)

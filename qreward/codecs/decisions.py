@@ -207,13 +207,13 @@ class Dialect(Codec, ABC):
         """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request."""
         self.check(call)
         given, questions, _ = call.inputs
-        params = {**self._always, **call.params}
+        params = {**self._always, **call.params} if self._always else call.params
         beginning = jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)[:-1]
         written = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
         return b'%b,"%b":%b}' % (beginning, self.questions_member.encode(), written)
 
     def check(self, call: WireRequest) -> None:
-        if taken := {"model", self.input_member, self.questions_member, *self.reserved} & call.params.keys():
+        if call.params and (taken := {"model", self.input_member, self.questions_member, *self.reserved} & call.params.keys()):
             raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(call.inputs.questions) > self.most_questions:
             raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(call.inputs.questions)}")
@@ -370,10 +370,13 @@ class OpenAIDialect(Dialect):
         raw, keys = row.get("probabilities"), self.encoded(question).keys
         if not isinstance(raw, list):
             raise InvalidAnswer("it has no list of probabilities")
-        found = {(type(value), value): each for each in raw if isinstance(value := member(each, "value"), str | int)}
-        if len(raw) != len(keys) or found.keys() != set(keys):
-            raise InvalidAnswer("its probabilities are not those of the options")
-        raw = [found[key] for key in keys]
+        values = [member(each, "value") for each in raw]
+        told = [(type(value), value) for value in values]
+        if told != keys:
+            found = {key: each for key, each in zip(told, raw, strict=True) if isinstance(key[1], str | int)}
+            if len(raw) != len(keys) or found.keys() != set(keys):
+                raise InvalidAnswer("its probabilities are not those of the options")
+            raw = [found[key] for key in keys]
         if isinstance(question, Score) and any(each.get("label", own) != own for each, own in zip(raw, question.options, strict=True)):
             raise InvalidAnswer("its levels are not those of the question")
         numbers, confidence = distribution([each.get("probability") for each in raw]), probability(row.get("confidence"))

@@ -118,7 +118,7 @@ class TransportError(Exception):
 LENGTH = "length"
 """The ``finish_reason`` of a response that was cut off at the token limit of the request."""
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-ABORTED, WITHHELD = frozenset(WORDS["finish_reasons"]["aborted"]), frozenset(WORDS["finish_reasons"]["withheld"])
+ABORTED, WITHHELD, _WHOLE, _CUT = (frozenset(WORDS["finish_reasons"][kind]) for kind in ("aborted", "withheld", "whole", "cut"))
 """Values of ``finish_reason`` that mean that the server aborted the generation, or withheld a part of the response."""
 _SHOWN = 40  # maximum number of characters of a reason in an error message
 _MEANINGS = {
@@ -137,11 +137,11 @@ def ending_of(reason: object) -> str | None:
         return None
     ending = str(reason).strip().lower()
     ending = next(filter(is_failure, ending.split(": ")), ending)
-    return None if ending in ("", "null") else LENGTH if ending in WORDS["finish_reasons"]["cut"] else ending
+    return None if ending in ("", "null") else LENGTH if ending in _CUT else ending
 
 
 def is_whole(ending: str | None) -> bool:
-    return ending is None or ending in WORDS["finish_reasons"]["whole"]
+    return ending is None or ending in _WHOLE
 
 
 def is_failure(ending: str | None) -> bool:

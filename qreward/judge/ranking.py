@@ -218,21 +218,18 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     responses = fields["responses"]
     if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
         raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
-    different: dict[str, int] = {}
-    distinct: list[Any] = []
-    places: list[int] = []
+    different, given = dict[str, Any](), list[str]()
     for index, response in enumerate(responses):
         if is_absent("response", response):
             raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")
-        place = different.setdefault(in_words(response, f"responses[{index}]"), len(distinct))
-        if place == len(distinct):
-            distinct.append(response)
-        places.append(place)
-    if len(distinct) > MOST_RESPONSES:
+        given.append(in_words(response, f"responses[{index}]"))
+        different.setdefault(given[-1], response)
+    if len(different) > MOST_RESPONSES:
         raise ConfigError(
-            f"a group may have at most {MOST_RESPONSES} different responses, not {len(distinct)}; divide it into smaller groups"
+            f"a group may have at most {MOST_RESPONSES} different responses, not {len(different)}; divide it into smaller groups"
         )
-    return distinct, places
+    places = {words: place for place, words in enumerate(different)}
+    return list(different.values()), [places[words] for words in given]
 
 
 class ResponseGroup:

@@ -322,7 +322,8 @@ def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
             another_id = item.get("id") and ids.get(place) not in (None, item["id"])
             if own and place in entries and (another_id or (type(index) is not int and number > 0)):
                 place = last + 1
-            ids[place] = ids.get(place) or item.get("id")
+            if item.get("id") is not None:
+                ids[place] = ids.get(place) or item["id"]
             repeated = own == names.get(place)  # some servers repeat the name with each piece of the arguments
             if own and not repeated:
                 names[place] = names.get(place, "") + own

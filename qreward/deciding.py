@@ -10,10 +10,11 @@ from itertools import pairwise
 from math import inf
 from typing import Any, TypeVar, cast
 
+from msgspec.structs import replace
+
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import MOST_KNOWN, PROBE, DecisionCodec, DecisionReply, Dialect
-from qreward.codecs.questions import DecisionInput
-from qreward.decisions import FoundAnswer, Question, check_questions
+from qreward.codecs.decisions import MOST_KNOWN, PROBE, DecisionCodec, DecisionInput, DecisionReply, Dialect
+from qreward.decisions import FoundAnswer, check_questions
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Single, result_of
@@ -92,13 +93,8 @@ def _endpoints_of(pool: Pool) -> list[Endpoint]:
 
 def divided(call: WireRequest, most: int) -> list[WireRequest]:
     """Divide a request into parts of about the same size with at most ``most`` questions each. The order of the questions is kept."""
-    questions = call.inputs.questions
-    if len(questions) <= most:
-        return [call]
-    return [
-        WireRequest(call.codec, call.model, call.inputs._replace(questions=part), call.params, call.headers, call.group)
-        for part in evenly(questions, most)
-    ]
+    parts = evenly(call.inputs.questions, most)
+    return [call] if len(parts) == 1 else [replace(call, inputs=call.inputs._replace(questions=part)) for part in parts]
 
 
 def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
@@ -119,11 +115,11 @@ def joined(calls: Sequence[WireRequest], outcomes: Sequence[DecisionReply | QRew
     replies = [outcome for outcome in outcomes if isinstance(outcome, DecisionReply)]
     if not replies:
         return outcomes[0]
-    questions, found = list[Question](), list[FoundAnswer | QRewardError]()
+    questions = tuple(question for call in calls for question in call.inputs.questions)
+    found = list[FoundAnswer | QRewardError]()
     for call, outcome in zip(calls, outcomes, strict=True):
-        questions += call.inputs.questions
         found += [outcome] * len(call.inputs.questions) if isinstance(outcome, QRewardError) else outcome.found
-    return DecisionReply(tuple(questions), found, replies[0].model, reduce(added, [reply.usage for reply in replies]))
+    return DecisionReply(questions, found, replies[0].model, reduce(added, [reply.usage for reply in replies]))
 
 
 def decision_preparer(
@@ -167,9 +163,8 @@ class DividedItem:
         others = [attempt for each in results if each is not last for attempt in each.attempts]
         trail = (*self.failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
         queued = min(each.queued for each in results)
-        if isinstance(joint, QRewardError):
-            return Result(index, None, joint, last.endpoint, 0.0, queued, trail)
-        return Result(index, joint, None, last.endpoint, last.latency, queued, trail)
+        reply, error = (None, joint) if isinstance(joint, QRewardError) else (joint, None)
+        return Result(index, reply, error, last.endpoint, last.latency if last.ok else 0.0, queued, trail)
 
 
 class DecisionBatch(BatchWaiter):

@@ -259,14 +259,14 @@ def confidence_of(found: FoundAnswer) -> float:
 
 def answers_of(questions: Sequence[Question], found: Sequence[FoundAnswer | QRewardError]) -> tuple[DecisionAnswer, ...]:
     """Return the answers for a caller. ``found`` has one answer or error for each question."""
-    answers = []
-    for question, each in zip(questions, found, strict=True):
-        if isinstance(each, QRewardError):
-            answers.append(DecisionAnswer(question, error=each))
-        else:
-            probabilities, label_mass, confidence = each
-            answers.append(DecisionAnswer(question, probabilities, label_mass=label_mass, confidence=confidence))
-    return tuple(answers)
+    return tuple(
+        [
+            DecisionAnswer(question, error=each)
+            if isinstance(each, QRewardError)
+            else DecisionAnswer(question, each[0], label_mass=each[1], confidence=each[2])
+            for question, each in zip(questions, found, strict=True)
+        ]
+    )
 
 
 def too_improbable(label_mass: float, least: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -115,27 +117,9 @@ class TransportError(Exception):
 
 LENGTH = "length"
 """The ``finish_reason`` of a response that was cut off at the token limit of the request."""
-ABORTED = frozenset({
-    "abort", "aborted", "cancel", "canceled", "cancelled", "error", "error_limit", "error_toxic", "failed", "failure",
-    "insufficient_system_resource", "internal_error", "malformed_function_call", "malformed_response", "network_error", "server_error",
-    "time_limit", "timeout", "unexpected_tool_call", "user_cancel",
-})  # fmt: skip
-"""Values of ``finish_reason`` that mean that the server aborted the generation. Another attempt may succeed."""
-WITHHELD = frozenset({
-    "blocked", "blocklist", "content_filter", "content_filtered", "content_policy", "guardrail_intervened", "image_prohibited_content",
-    "image_recitation", "image_safety", "language", "model_armor", "moderation", "pause_turn", "prohibited_content", "recitation",
-    "refusal", "safety", "sensitive", "spii",
-})  # fmt: skip
-"""Values of ``finish_reason`` that mean that the server withheld a part of the response."""
-
-_WHOLE = frozenset({
-    None, "complete", "completed", "end", "end_turn", "eos", "eos_token", "finished", "function_call", "normal", "stop", "stop_sequence",
-    "stop_token", "tool_call", "tool_calls", "tool_use",
-})  # fmt: skip
-_CUT = frozenset({
-    "length", "max_length", "max_new_tokens", "max_output_tokens", "max_tokens", "model_context_window_exceeded", "model_length",
-    "token_limit",
-})  # fmt: skip
+WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+ABORTED, WITHHELD, _WHOLE, _CUT = (frozenset(WORDS["finish_reasons"][kind]) for kind in ("aborted", "withheld", "whole", "cut"))
+"""Values of ``finish_reason`` that mean that the server aborted the generation, or withheld a part of the response."""
 _SHOWN = 40  # maximum number of characters of a reason in an error message
 _MEANINGS = {
     LENGTH: "cut off at its token limit (raise max_tokens)",
@@ -157,7 +141,7 @@ def ending_of(reason: object) -> str | None:
 
 
 def is_whole(ending: str | None) -> bool:
-    return ending in _WHOLE
+    return ending is None or ending in _WHOLE
 
 
 def is_failure(ending: str | None) -> bool:

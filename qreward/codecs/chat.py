@@ -230,14 +230,12 @@ def _message(raw: Any, index: int) -> dict[str, Any]:
 def _read_leniently(body: bytes) -> _Completion:
     document = jsonio.read_object(body)
     raw = document.get("choices")
-    choices = [_lenient_choice(choice if isinstance(choice, dict) else {}) for choice in raw] if isinstance(raw, list) else None
+    choices = []
+    for each in raw if isinstance(raw, list) else ():
+        choice = each if isinstance(each, dict) else {}
+        message = _Message(said.get("content")) if isinstance(said := choice.get("message"), dict) else None
+        choices.append(_Choice(choice.get("index"), message, choice.get("error"), choice.get("finish_reason")))
     return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
-
-
-def _lenient_choice(raw: dict[str, Any]) -> _Choice:
-    message = raw.get("message")
-    read = _Message(message.get("content")) if isinstance(message, dict) else None
-    return _Choice(raw.get("index"), read, raw.get("error"), raw.get("finish_reason"))
 
 
 def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -266,10 +264,14 @@ class PassthroughAnswer(WithoutText, gc=False):
 
 
 class PassthroughCodec(Codec):
-    """Encodes ``POST`` requests to any route of a server, whose whole body is in the parameters, and decodes the responses."""
+    """Encodes ``POST`` requests to any route of a server, whose whole body is in the parameters, and decodes the responses.
 
-    def __init__(self, path: str, native: bool = True) -> None:
-        self.path, self.native = path, native
+    A response of ``/completions`` must be complete; with ``verbatim``, it must only have a choice. What a response of another route must
+    have is not known.
+    """
+
+    def __init__(self, path: str, native: bool = True, *, verbatim: bool = False) -> None:
+        self.path, self.native, self.verbatim = path, native, verbatim
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         return jsonio.write(model, "model", model, call.params, all_text=True)
@@ -280,25 +282,11 @@ class PassthroughCodec(Codec):
             raise EmbeddedError(document)
         if not document:
             raise Malformed("the answer is an empty object")
-        self.check(document, call.params)
+        if self.path.endswith("/completions"):
+            self._check_choices(document.get("choices"), call.params)
         return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
 
-    def check(self, document: dict[str, Any], params: Mapping[str, Any]) -> None:
-        """Raise as ``decode`` does if a response is not complete. What a response of any route must have is not known."""
-
-    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params) * _prompts_in(call.params)
-
-
-class CompletionCodec(PassthroughCodec):
-    """Accepts only complete responses, or with ``verbatim`` every response that has a choice."""
-
-    def __init__(self, path: str, native: bool = True, *, verbatim: bool = False) -> None:
-        super().__init__(path, native)
-        self.verbatim = verbatim
-
-    def check(self, document: dict[str, Any], params: Mapping[str, Any]) -> None:
-        choices = document.get("choices")
+    def _check_choices(self, choices: object, params: Mapping[str, Any]) -> None:
         if not isinstance(choices, list) or not choices:
             raise Malformed("the answer has no choices")
         if self.verbatim:
@@ -312,12 +300,13 @@ class CompletionCodec(PassthroughCodec):
         if len(choices) < (count := count_of(params) * _prompts_in(params)):
             raise Ignored(f"the answer has {len(choices)} of {count} choices; send a line for each if the server ignores n or lists")
 
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params) * _prompts_in(call.params)
+
 
 def _prompts_in(params: Mapping[str, Any]) -> int:
     prompts = params.get("prompt")
     return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
 
 
-@lru_cache(maxsize=256)
-def passthrough(path: str) -> PassthroughCodec:
-    return CompletionCodec(path) if path.endswith("/completions") else PassthroughCodec(path)
+passthrough = lru_cache(maxsize=256)(PassthroughCodec)

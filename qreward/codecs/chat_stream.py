@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import chain, takewhile
 from typing import Any
 
 import msgspec
@@ -135,41 +136,36 @@ _FIRST = frozenset({"id", "created", "model"})
 _HIGH, _LOW = "\ud800", "\udc00"  # the first high and the first low surrogate: the two halves of a character in UTF-16
 
 
-class Pieces(list[str]):
-    """Holds the pieces of a text. The pieces are joined when the completion is made."""
-
-
-class Indexed(dict[int, dict[str, Any]]):
-    """Holds the items of a list. The key of each item is its ``index``."""
+_Values = dict[str, list[Any]]
+"""Name of a member -> its values in all chunks. They are merged when the completion is made."""
 
 
 class _Choice:
     __slots__ = ("ending", "goes_on", "message", "more")
 
     def __init__(self) -> None:
-        self.message: dict[str, Any] = {}
+        self.message: _Values = {}
         self.ending: Any = None
         self.goes_on = False  # True after output that followed an ending
-        self.more: dict[str, Any] = {}  # ``logprobs``, and members outside the API
+        self.more: _Values = {}  # of ``logprobs``, and of members outside the API
 
     def add(self, choice: ChunkChoice, length: int) -> int:
-        """Merge the choice of a chunk. ``length`` is the size of the chunk in bytes. Return the approximate number of bytes kept."""
+        """Keep the choice of a chunk. ``length`` is the size of the chunk in bytes. Return the approximate number of bytes kept."""
         kept = 0
         self.goes_on = self.goes_on or (self.ending is not None and choice.has_output)
         for name, value in choice.delta.items():
-            if type(value) is str and type(pieces := self.message.get(name)) is Pieces:
-                pieces.append(value)
-                kept += len(value)
+            known = self.message.get(name)
+            if type(value) is str and known is not None:
+                if name not in _CONSTANT or not known[-1]:
+                    known.append(value)
+                    kept += len(value)
             elif value is not None:
-                _merge(self.message, name, joined(value) if name == "content" else value)
                 kept += length
-        if choice.logprobs is not None:
-            _merge(self.more, "logprobs", choice.logprobs, joins=False)
+                _keep(self.message, name, joined(value) if name == "content" else value)
+        if choice.logprobs is not None or choice.more:
             kept += length
-        if choice.more:
-            for name, value in choice.more.items():
-                _merge(self.more, name, value, joins=False)
-            kept += length
+            for name, value in {"logprobs": choice.logprobs, **(choice.more or {})}.items():
+                _keep(self.more, name, value)
         if choice.ending is not None and (self.goes_on or is_failure(choice.ending) or not self._is_cut()):
             self.ending = choice.finish_reason
         return kept
@@ -182,11 +178,9 @@ class _Choice:
         return paired("".join(self.message.get("content", ())))
 
     def document(self, index: int) -> dict[str, Any]:
-        message = {"role": "assistant", "content": None, **_finished(self.message)}
-        if type(self.message.get("tool_calls")) is Indexed:
-            for call in message["tool_calls"]:
-                call.pop("index", None)
-        return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(self.more)}
+        message = {"role": "assistant", "content": None, **_merged(self.message)}
+        more = _merged(self.more, joins=False)
+        return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **more}
 
 
 class StreamAccumulator:
@@ -288,62 +282,53 @@ class StreamAccumulator:
         return {**whole, "object": "chat.completion", "choices": choices}
 
 
-def _merge(into: dict[str, Any], name: str, value: Any, *, joins: bool = True) -> None:
-    """Merge a member of a chunk into the member of earlier chunks. Texts are joined, or replaced if ``joins`` is False."""
-    old = into.get(name)
-    match value:
-        case None | []:
-            return
-        case str() if joins and name in _CONSTANT:
-            into[name] = old or value
-        case str() if joins and type(old) is Pieces:
-            old.append(value)
-        case str() if joins:
-            into[name] = Pieces([value])
-        case dict():
-            known = into[name] = old if type(old) is dict else {}
+def _keep(into: _Values, name: str, value: Any) -> None:
+    if value is not None and value != []:
+        into.setdefault(name, []).append(value)
+
+
+def _merged(members: _Values, *, joins: bool = True) -> dict[str, Any]:
+    """Return the members of a completion. Each has the values of the member in all chunks. ``joins`` is False for texts that replace
+    earlier ones."""
+    return {name: _member(name, values, joins) for name, values in members.items()}
+
+
+def _member(name: str, values: list[Any], joins: bool) -> Any:
+    kind = type(values[-1])
+    run = list(takewhile(lambda value: type(value) is kind, reversed(values)))[::-1]  # a value of another type replaces those before it
+    if kind is str and joins:
+        return next(filter(None, run), "") if name in _CONSTANT else paired("".join(run))
+    if kind is dict:
+        members: _Values = {}
+        for value in run:
             for inner, each in value.items():
-                _merge(known, inner, each, joins=joins)
-        case list():
-            into[name] = _merged_list(name, old, value)
-        case _:
-            into[name] = value
+                _keep(members, inner, each)
+        return _merged(members, joins=joins)
+    if kind is not list:
+        return values[-1]
+    if name == "tool_calls" or any(isinstance(item, dict) and "index" in item for items in run for item in items):
+        return _by_index(name, run)
+    return list(chain.from_iterable(run))
 
 
-def _merged_list(name: str, old: Any, items: list[Any]) -> Indexed | list[Any]:
-    if name == "tool_calls" or type(old) is Indexed or any(isinstance(item, dict) and "index" in item for item in items):
-        known = old if type(old) is Indexed else Indexed()
+def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
+    """Return the items of a list that came in parts. Servers may leave out the index of a tool call, or give two calls the same one."""
+    entries, names, ids = dict[int, _Values](), dict[int, str](), dict[int, Any]()
+    for items in lists:
         for number, item in enumerate(filter(lambda item: isinstance(item, dict), items)):
-            entry = known.setdefault(_place(known, item, is_first=number == 0), {})
+            index, last, function = item.get("index"), max(entries, default=-1), item.get("function")
+            own = function.get("name") if isinstance(function, dict) and isinstance(function.get("name"), str) else None
+            place = index if type(index) is int else max(last, 0)
+            another_id = item.get("id") and ids.get(place) not in (None, item["id"])
+            if own and place in entries and (another_id or (type(index) is not int and number > 0)):
+                place = last + 1
+            if item.get("id") is not None:
+                ids[place] = ids.get(place) or item["id"]
+            repeated = own == names.get(place)  # some servers repeat the name with each piece of the arguments
+            if own and not repeated:
+                names[place] = names.get(place, "") + own
+            entry = entries.setdefault(place, {})
             for member, value in item.items():
-                repeated = member == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name")
-                # some servers repeat the name with each piece of the arguments
-                _merge(entry, member, {**value, "name": None} if repeated else value)
-        return known
-    if type(old) is not list:
-        return list(items)
-    old.extend(items)
-    return old
-
-
-def _place(known: Indexed, item: dict[str, Any], *, is_first: bool) -> int:
-    index, last = item.get("index"), max(known, default=-1)
-    place = index if type(index) is int else max(last, 0)
-    begun = known.get(place)
-    another_id = begun is not None and item.get("id") and begun.get("id") not in (None, item["id"])
-    another = begun is not None and _name_of(item) and (another_id or (type(index) is not int and not is_first))
-    return last + 1 if another else place
-
-
-def _name_of(call: dict[str, Any]) -> str | None:
-    function = call.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return "".join(name) if isinstance(name, str | Pieces) else None
-
-
-def _finished(value: Any) -> Any:
-    if type(value) is Pieces:
-        return paired("".join(value))
-    if type(value) is Indexed:
-        return [_finished(value[place]) for place in sorted(value)]
-    return {name: _finished(inner) for name, inner in value.items()} if type(value) is dict else value
+                if name != "tool_calls" or member != "index":
+                    _keep(entry, member, {**value, "name": None} if own and repeated and member == "function" else value)
+    return [_merged(entries[place]) for place in sorted(entries)]

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
+from unicodedata import category
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import ABORTED, WITHHELD, Codec, EmbeddedError, Malformed, Unbound, Unfinished, WireRequest, WithoutText, ending_of
-from qreward.codecs.chat import CHARS_PER_TOKEN
-from qreward.codecs.questions import (
-    MOST_LETTERS,
-    SPELLINGS,
-    DecisionInput,
-    Input,
-    as_text,
-    asked,
-    described,
-    labels_of,
-    option_texts,
-    shown,
-    unique_names,
-    valid_input,
-)
+from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
 from qreward.decisions import (
+    MIN_LABEL_MASS,
     Choice,
     Decision,
     DecisionAnswer,
@@ -35,11 +24,112 @@ from qreward.decisions import (
     Score,
     YesNo,
     answers_of,
+    check_questions,
     too_improbable,
 )
 from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, QRewardError, RateLimited
 from qreward.records import Usage
 from qreward.settings.policies import Endpoint
+
+Input = str | list[dict[str, str]]
+"""A text, or messages whose content is text."""
+ROLES = ("system", "developer", "user", "assistant")
+_EXAMPLE = "[{'role': 'user', 'content': '...'}]"
+
+
+class DecisionInput(NamedTuple):
+    input: Input
+    questions: tuple[Question, ...]
+    min_label_mass: float = MIN_LABEL_MASS
+
+
+def valid_input(inputs: Any) -> DecisionInput:
+    checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
+    given: object = checked.input
+    if isinstance(given, str):
+        if not given.strip():
+            raise BadRequest("the input is empty; pass the text that the questions are about")
+        return checked
+    if not isinstance(given, list | tuple):
+        raise BadRequest(f"the input is a {type(given).__name__}; give a text, or messages such as {_EXAMPLE}")
+    return checked._replace(input=[_text_message(message, place) for place, message in enumerate(CHAT.validate(list(given)))])
+
+
+def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
+    role, content = message["role"], message.get("content")
+    if role in ROLES and type(content) is str and len(message) == 2 and content.strip():
+        return message
+    if role not in ROLES:
+        raise BadRequest(f"messages[{place}] has the role {role!r}; the messages of an input have the role {', '.join(ROLES)}")
+    parts = content if isinstance(content, list) else []
+    text = joined(content)
+    if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in parts) or not text.strip():
+        raise BadRequest(f"messages[{place}] has no content that is a text; the input of decisions holds texts only")
+    return {"role": role, "content": text}
+
+
+MOST_LETTERS = 20
+"""Maximum number of options of a ``Choice`` that a chat model is asked. OpenAI returns at most 20 log probabilities."""
+_LABELS = {Choice: tuple(string.ascii_uppercase[:MOST_LETTERS]), Score: tuple(string.digits), YesNo: ("yes", "no")}
+_LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
+_REPLIES = {Choice: "the letter of one option", Score: "the number of one level", YesNo: "yes or no"}
+SPELLINGS: Mapping[str, str] = {
+    blank + spelled: label
+    for labels in _LABELS.values()
+    for label in labels
+    for spelled in (label, label.capitalize(), label.upper())
+    for blank in ("", " ", "▁", "Ġ")
+}
+"""Token -> the label that it spells. Tokenizers write a space before a word as a space, as SentencePiece's sign or as that of byte-level
+BPE. A letter in lower case is no label, because ``a`` is a word."""
+
+
+def labels_of(question: Question) -> tuple[str, ...]:
+    return _LABELS[type(question)][: len(question.options)]
+
+
+def unique_names(options: Sequence[str | bool]) -> list[str]:
+    """Return a name for each option. A name is one line. Names differ by more than case, because some APIs require this."""
+    names: list[str] = []
+    seen: set[str] = set()
+    for option in options:
+        text = ("false", "true")[option] if isinstance(option, bool) else option
+        name = base = " ".join("".join(" " if category(char) == "Cc" else char for char in text).split()) or "?"
+        number = 1
+        while name.casefold() in seen:
+            number += 1
+            name = f"{base} ({number})"
+        seen.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def described(question: Question) -> list[tuple[str, str]]:
+    return list(zip(unique_names(question.options), question.descriptions, strict=True))
+
+
+def option_texts(question: Question) -> list[str]:
+    return [f"{name}: {text}" if text else name for name, text in described(question)]
+
+
+def asked(question: Question) -> str:
+    """Return the text of a question for a model: the question, a line per option with its label, and how to reply."""
+    kind = type(question)
+    texts = [text or None for text in question.descriptions] if kind is YesNo else option_texts(question)
+    lines = [f"{label}: {text}" for label, text in zip(labels_of(question), texts, strict=True) if text is not None]
+    return "\n".join((f"{_LEADS[kind]}: {question.instructions}", *lines, f"Reply with {_REPLIES[kind]}, and nothing else."))
+
+
+def as_text(messages: Sequence[Mapping[str, str]]) -> str:
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def shown(question: Question) -> str:
+    text = question.name or question.instructions
+    return repr(text if len(text) <= 60 else text[:60] + "...")
+
 
 Types = Mapping[type[YesNo] | type[Score] | type[Choice], str]
 TAKE_ALL = ("openai", "vllm", "sglang", "systemone", "chat")
@@ -92,9 +182,12 @@ class Dialect(Codec, ABC):
     most_options = 26
     types: ClassVar[Types]
     input_member: ClassVar[str] = "input"
-    reserved: ClassVar[frozenset[str]] = frozenset({"model", "input", "questions"})
+    questions_member: ClassVar[str] = "questions"
+    reserved: ClassVar[frozenset[str]] = frozenset()
+    """Names of further parameters that a caller may not set."""
 
-    def __init__(self) -> None:
+    def __init__(self, **always: Any) -> None:
+        self._always = always  # members of every body
         # by ids, because a question may hold a list; an entry refers to its question, so that nothing else gets the same id
         self._cache: dict[int, _Encoded] = {}
 
@@ -114,12 +207,13 @@ class Dialect(Codec, ABC):
         """Return the body. Raises ``BadRequest`` if this dialect cannot ask the questions in one request."""
         self.check(call)
         given, questions, _ = call.inputs
-        beginning = jsonio.write(model, self.input_member, self.input_of(given), call.params, all_text=True)[:-1]
-        written = [self.encoded(question, place).json for place, question in enumerate(questions)]
-        return b'%b,"questions":%b}' % (beginning, self.join(written))
+        params = {**self._always, **call.params} if self._always else call.params
+        beginning = jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)[:-1]
+        written = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
+        return b'%b,"%b":%b}' % (beginning, self.questions_member.encode(), written)
 
     def check(self, call: WireRequest) -> None:
-        if call.params and (taken := self.reserved & call.params.keys()):
+        if call.params and (taken := {"model", self.input_member, self.questions_member, *self.reserved} & call.params.keys()):
             raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(call.inputs.questions) > self.most_questions:
             raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(call.inputs.questions)}")
@@ -296,6 +390,7 @@ class SGLangDialect(Dialect):
     name = "sglang"
     path = "/decisions"
     types: ClassVar[Types] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
+    mass_member: ClassVar[str] = "label_mass"
 
     def write(self, question: Question) -> dict[str, Any]:
         asked: dict[str, Any] = {"type": self.types[type(question)], "question": question.instructions}
@@ -317,14 +412,16 @@ class SGLangDialect(Dialect):
         return [found[str(place)] for place in range(count)]
 
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        self.check_type(question, member(row, "type"))
-        return self.named_numbers(question, row), mass(row.get("label_mass")), None
-
-    def named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
-        raw, names = answer.get("probabilities"), self.encoded(question).keys
-        if type(raw) is not dict or len(raw) != len(names) or not raw.keys() >= set(names):
+        self.check_type(question, kind := member(row, "type"))
+        raw, names = row.get("probabilities"), self.encoded(question).keys
+        numbers: tuple[float, ...]
+        if kind == "noul":
+            numbers = yes_and_no(row.get("noul"))
+        elif type(raw) is not dict or len(raw) != len(names) or not raw.keys() >= set(names):
             raise InvalidAnswer("its probabilities are not those of the options")
-        return distribution([raw[name] for name in names])
+        else:
+            numbers = distribution([raw[name] for name in names])
+        return numbers, mass(row.get(self.mass_member)), None
 
 
 class SystemOneDialect(SGLangDialect):
@@ -335,7 +432,7 @@ class SystemOneDialect(SGLangDialect):
     path = "/systemone"
     types: ClassVar[Types] = {YesNo: "noul", Score: "score", Choice: "choice"}
     input_member = "state"
-    reserved = frozenset({"model", "state", "questions"})
+    mass_member = "x_label_mass"
 
     def __init__(self, most_options: int) -> None:
         super().__init__()
@@ -355,18 +452,14 @@ class SystemOneDialect(SGLangDialect):
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
         told, rows = document.get("diagnostics"), super().rows(document, count)
-        if told is None:
-            return [(row, None) for row in rows]
-        if not isinstance(told, dict):
+        if not isinstance(told, dict | None):
             raise Malformed("the diagnostics of the answer are no mapping")
-        return [(row, told.get(str(place), "")) for place, row in enumerate(rows)]
-
-    def read(self, question: Question, row: Any) -> FoundAnswer:
-        answer, diagnostics = row
-        self.check_type(question, member(answer, "type"))
-        numbers = yes_and_no(answer.get("noul")) if isinstance(question, YesNo) else self.named_numbers(question, answer)
-        told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
-        return numbers, mass(told), None
+        for place, row in enumerate(rows):
+            if told is not None and isinstance(row, dict):
+                row[self.mass_member] = (
+                    diagnostics.get("label_mass") if isinstance(diagnostics := told.get(str(place)), dict) else "missing"
+                )
+        return rows
 
 
 class GenerativeScoringDialect(Dialect):
@@ -376,22 +469,15 @@ class GenerativeScoringDialect(Dialect):
     path = "/generative_scoring"
     native = True
     input_member = "query"
+    questions_member = "items"
     types: ClassVar[Types] = {YesNo: "yes_no"}
-    reserved = frozenset({"model", "query", "items", "label_token_ids", "apply_softmax", "item_first"})
+    reserved = frozenset({"label_token_ids", "apply_softmax", "item_first"})
 
     def __init__(self, labels: tuple[int, int]) -> None:
-        super().__init__()
-        self._labels = labels
+        super().__init__(label_token_ids=labels, apply_softmax=True)
 
     def write(self, question: Question) -> str:
         return f"\n\n{asked(question)}\nAnswer:"
-
-    def encode(self, call: WireRequest, model: str) -> bytes:
-        self.check(call)
-        given, questions, _ = call.inputs
-        items = [self.encoded(question, place).written for place, question in enumerate(questions)]
-        params = {"items": items, "label_token_ids": self._labels, "apply_softmax": True, **call.params}
-        return jsonio.write(model, self.input_member, self.input_of(given), params, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
         found = document.get("data")
@@ -403,9 +489,6 @@ class GenerativeScoringDialect(Dialect):
         return yes_and_no(row.get("score")), None, None
 
 
-TOPS = (20, 10, 5)
-"""Numbers of the most probable first tokens whose log probabilities are requested. OpenAI returns at most 20 of them. A server that allows
-fewer (vLLM: ``--max-logprobs``) is asked for the next number."""
 UNSEEN = 0.05
 """Maximum share (0 to 1) that the labels which are missing from the returned tokens may have of the probability of all labels. If their
 share could be higher, the question has no answer."""
@@ -421,11 +504,7 @@ class ChatDialect(Dialect):
     most_questions = 1
     most_options = MOST_LETTERS
     types = SGLangDialect.types
-    reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
-
-    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0]) -> None:
-        super().__init__()
-        self._usual = {"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra}
+    reserved = frozenset({"messages", "logprobs", "stream", "n"})
 
     def write(self, question: Question) -> str:
         return asked(question)
@@ -439,7 +518,7 @@ class ChatDialect(Dialect):
             given = as_text(given[len(first) :])
         length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
         messages = [*first, {"role": "user", "content": f"{given}\n\n{question}"}]
-        return jsonio.write(model, "messages", messages, {**length, **self._usual, **call.params}, all_text=True)
+        return jsonio.write(model, "messages", messages, {**length, **self._always, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")
@@ -501,8 +580,11 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 OPENAI, SGLANG = OpenAIDialect(), SGLangDialect()
 VLLM, LIKE_VLLM = OpenAIDialect("vllm", 64, 26, tells_mass=True), OpenAIDialect("vllm", 64, 26)
 SYSTEMONE, SYSTEMONE_OF_SGLANG = SystemOneDialect(26), SystemOneDialect(255)
-CHATS = [ChatDialect({}, top) for top in TOPS]
-CHATS_WITHOUT_THINKING = [ChatDialect({"chat_template_kwargs": {"enable_thinking": False}}, top) for top in TOPS]
+_CHATS: Any = [{"logprobs": True, "top_logprobs": top, "temperature": 1.0} for top in (20, 10, 5)]
+"""Parameters of chats. OpenAI returns at most 20 of the most probable first tokens. A server that allows fewer (vLLM: ``--max-logprobs``)
+is asked for the next number."""
+CHATS = [ChatDialect(**each) for each in _CHATS]
+CHATS_WITHOUT_THINKING = [ChatDialect(**each, chat_template_kwargs={"enable_thinking": False}) for each in _CHATS]
 _scoring = lru_cache(maxsize=256)(GenerativeScoringDialect)
 
 DIALECTS: Mapping[str, Callable[[Endpoint], Sequence[Dialect]]] = {

@@ -93,13 +93,13 @@ class EmbeddingsCodec(Unbound):
         if not inputs:
             raise BadRequest("input is empty; send at least one text")
         kinds, first = set(map(type, inputs)), type(inputs[0])
-        if kinds not in _KINDS and all(issubclass(kind, str) for kind in kinds):
-            return list(map(str.__str__, inputs))
-        if kinds not in _KINDS:
+        if all(issubclass(kind, str) for kind in kinds):
+            return inputs if kinds == {str} else list(map(str.__str__, inputs))
+        if kinds not in ({int}, {list}, {tuple}):
             index = next((place for place, item in enumerate(inputs) if type(item) is not first), 0)
             kind = type(inputs[index]).__name__
             raise BadRequest(f"input[{index}] is a {kind}; send texts only, token ids (int) only, or lists of token ids only")
-        for index, tokens in enumerate(inputs if first in (list, tuple) else ()):
+        for index, tokens in enumerate(() if first is int else inputs):
             if not tokens:
                 raise BadRequest(f"input[{index}] is empty; send at least one token id")
             if set(map(type, tokens)) != {int}:
@@ -110,8 +110,6 @@ class EmbeddingsCodec(Unbound):
 
 embeddings_codec = cache(EmbeddingsCodec)
 EMBEDDINGS, MERGED_EMBEDDINGS = (embeddings_codec("/embeddings", False, partial) for partial in (False, True))
-
-_KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 
 
 def inputs_of(call: WireRequest) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from qreward.codecs.base import WireRequest, hash_of_group
-from qreward.codecs.questions import DecisionInput
+from qreward.codecs.decisions import DecisionInput
 from qreward.scheduler.prefixes import Prefix, make_prefix
 
 BLOCK = 256

@@ -17,7 +17,7 @@ from qreward import errors
 from qreward.client import QRewardClient
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, Malformed, WireRequest
-from qreward.codecs.chat import VERBATIM_CHAT, CompletionCodec, PassthroughCodec
+from qreward.codecs.chat import VERBATIM_CHAT, PassthroughCodec
 from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.error_body import ErrorBody, is_too_long
@@ -263,7 +263,7 @@ def _response(request: Any, status: int, headers: dict[str, str], body: bytes | 
 
 ROUTES: dict[str, tuple[str, Codec]] = {
     "/chat/completions": ("messages", VERBATIM_CHAT),
-    "/completions": ("prompt", CompletionCodec("/completions", native=False, verbatim=True)),
+    "/completions": ("prompt", PassthroughCodec("/completions", native=False, verbatim=True)),
     "/embeddings": ("input", EMBEDDINGS),
     "/moderations": ("input", PassthroughCodec("/moderations", native=False)),
     "/rerank": ("documents", PassthroughCodec("/rerank", native=False)),

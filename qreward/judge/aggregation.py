@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from statistics import mean, median, median_low, multimode
 from typing import NamedTuple
 
@@ -93,11 +94,11 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Dec
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
     is_majority = how == "majority"
-    preferences = [Vote(_preferred(pair.score)) if isinstance(pair, Vote) else pair for pair in pairs]
+    preferences = [Vote((1 + side_of(pair)) / 2) if isinstance(pair, Vote) else pair for pair in pairs]
     score = _aggregate(preferences if is_majority else pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
-    same = [pair for pair in agreed if _preferred(pair.score) == _preferred(score)]
+    same = [pair for pair in agreed if side_of(pair) == side_of(Vote(score))]
     if is_majority and any(pair.confidence is not None for pair in same):
         score = mean([pair.score for pair in same])
     votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
@@ -106,18 +107,12 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Dec
     return Aggregate(score, votes, sum(1.0 if pair.confidence is None else pair.confidence for pair in same) / len(agreed))
 
 
-def _preferred(score: float) -> float:
-    return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
-
-
 def aggregate_rubrics(
     outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
 ) -> Decided:
     """Aggregate an item that is judged by a rubric. ``sizes`` has the number of requests of each sample."""
-    votes, begin = list[SampleOutcome](), 0
-    for size in sizes:
-        votes.append(_whole(outcomes[begin : begin + size], rubric, bounds))
-        begin += size
+    rest = iter(outcomes)
+    votes = [_whole(list(islice(rest, size)), rubric, bounds) for size in sizes]
     return aggregate_scores(votes, how, bounds[1] - bounds[0])
 
 

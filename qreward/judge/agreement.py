@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse, RequestError
 from qreward.judge.aggregation import side_of
-from qreward.judge.calibration import Calibration, Method, ScoreRange, check_labels, fitting, range_to_calibrate
+from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate, to_unit
 from qreward.judge.codec import bounds
 from qreward.judge.judge import Judge
 from qreward.judge.parsing.text import is_number
@@ -89,15 +90,14 @@ def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[li
         if LABEL not in fields:
             raise ConfigError(f"{place}: has no {LABEL!r}; give {wanted}")
         label = fields[LABEL]
-        if not isinstance(label, bool) and not is_number(label):
+        if isinstance(label, bool):
+            labels.append(float(label))
+        elif not is_number(label):
             raise ConfigError(f"{place}: {LABEL!r} must be {wanted}, not {shown(label)}")
-        if not isinstance(label, bool):
-            if not low <= label <= high:
-                raise ConfigError(
-                    f"{place}: the label {label:g} is not from {low:g} to {high:g}; set scale to the lowest and highest label"
-                )
-            label = (label - low) / (high - low)
-        labels.append(float(label))
+        elif not low <= label <= high:
+            raise ConfigError(f"{place}: the label {label:g} is not from {low:g} to {high:g}; set scale to the lowest and highest label")
+        else:
+            labels.append((label - low) / (high - low))
         items.append({name: value for name, value in fields.items() if name != LABEL})
     return items, labels
 
@@ -140,7 +140,7 @@ async def calibrate(
         raise ConfigError("the judge has a calibration already; calibrate a judge without one")
     if not options.get("keep_results", True):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
-    to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
+    ends = range_to_calibrate(judge.method, judge.score_range)
     items, labels = labelled(gold, scale)
     check_labels(labels)
     fitting()  # before anything is sent
@@ -155,7 +155,7 @@ async def calibrate(
         ) from errors[0]
     judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]
     return Calibration.fit(
-        [to_unit(verdict.score) for verdict, _ in judged],
+        [to_unit(verdict.score, ends) for verdict, _ in judged],
         [label for _, label in judged],
         method=method,
         failed=len(labels) - len(judged),
@@ -266,18 +266,16 @@ def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:
     return correlation(_ranks(ones), _ranks(others))
 
 
-def _ranks(numbers: Sequence[float]) -> list[float]:
-    places: dict[float, list[int]] = {}
-    for place, number in enumerate(sorted(numbers)):
-        places.setdefault(number, []).append(place)
-    return [fmean(places[number]) for number in numbers]
+def _ranks(numbers: Sequence[float]) -> list[int]:
+    """Return twice the mean rank of each number, from 0."""
+    ordered = sorted(numbers)
+    return [bisect_left(ordered, number) + bisect_right(ordered, number) - 1 for number in numbers]
 
 
 def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, float | None]:
     """Return ``order_changes`` and ``first_place`` of :class:`JudgeReport`, from votes of one model and sample on both orders."""
     pairs = [pair for comparison in comparisons for pair in pairwise(comparison.votes)]
-    both = [(one, other) for one, other in pairs if one.model == other.model and not one.swapped and other.swapped]
-    sides = [(side_of(one), side_of(other)) for one, other in both]
+    sides = [(side_of(one), side_of(other)) for one, other in pairs if one.model == other.model and not one.swapped and other.swapped]
     # A side of 1 is the first response of the input. In the reversed order, this response is shown second.
     wins = [shown > 0 for one, other in sides for shown in (one, -other) if shown]
     return _mean(one != other for one, other in sides), _mean(wins)
@@ -286,9 +284,6 @@ def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, floa
 def _mean(numbers: Iterable[float]) -> float | None:
     found = list(numbers)
     return fmean(found) if found else None
-
-
-_PLACES = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 class Judged(NamedTuple):
@@ -301,7 +296,8 @@ class Judged(NamedTuple):
 
     @property
     def preferences(self) -> list[float | None]:
-        return [None if comparison is None else _PLACES[comparison.preference] for comparison in self.comparisons]
+        places = {"first": 1.0, "tie": 0.5, "second": 0.0}
+        return [None if comparison is None else places[comparison.preference] for comparison in self.comparisons]
 
 
 def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> AgreementReport:
@@ -310,36 +306,21 @@ def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> Agreement
     for name, each in judged.items():
         count = len(each.scores) + len(each.comparisons)
         known = [(score, length) for score, length in zip(each.scores, lengths, strict=True) if score is not None]
-        order_changes, first_place = position_bias([comparison for comparison in each.comparisons if comparison is not None])
-        judges.append(
-            JudgeReport(
-                name,
-                count,
-                unreadable=each.unreadable / count,
-                failed=each.failed / count,
-                mean=_mean(score for score, _ in known),
-                length_bias=spearman([score for score, _ in known], [length for _, length in known]),
-                order_changes=order_changes,
-                first_place=first_place,
-            )
-        )
+        bias = position_bias([comparison for comparison in each.comparisons if comparison is not None])
+        scores, sizes = [score for score, _ in known], [size for _, size in known]
+        judges.append(JudgeReport(name, count, each.unreadable / count, each.failed / count, _mean(scores), spearman(scores, sizes), *bias))
     for (name, one), (other_name, other) in combinations(judged.items(), 2):
         both = _both(one.scores, other.scores)
-        pairs.append(
-            JudgePairReport(
-                name,
-                other_name,
-                alpha=krippendorff_alpha([one.scores, other.scores]) if _on_one_scale(one, other) else None,
-                correlation=spearman([a for a, _ in both], [b for _, b in both]),
-                difference=_mean(a - b for a, b in both) if _on_one_scale(one, other) else None,
-                same_preference=_mean(a == b for a, b in _both(one.preferences, other.preferences)),
-            )
-        )
-    alphas = [
-        krippendorff_alpha(kind) if pairs else None
-        for kind in zip(*((each.scores, each.preferences) for each in judged.values()), strict=True)
-    ]
-    return AgreementReport(alphas[0] if _on_one_scale(*judged.values()) else None, alphas[1], tuple(judges), tuple(pairs))
+        correlated = spearman([a for a, _ in both], [b for _, b in both])
+        same = _mean(a == b for a, b in _both(one.preferences, other.preferences))
+        comparable = _on_one_scale(one, other)
+        alpha = krippendorff_alpha([one.scores, other.scores]) if comparable else None
+        difference = _mean(a - b for a, b in both) if comparable else None
+        pairs.append(JudgePairReport(name, other_name, alpha, correlated, difference, same))
+    every = [*judged.values()]
+    alpha = krippendorff_alpha([each.scores for each in every]) if pairs and _on_one_scale(*every) else None
+    preference_alpha = krippendorff_alpha([each.preferences for each in every]) if pairs else None
+    return AgreementReport(alpha, preference_alpha, tuple(judges), tuple(pairs))
 
 
 def _on_one_scale(*judged: Judged) -> bool:
@@ -421,8 +402,8 @@ async def _judge(judge: Any, points: Sequence[Any], pairs: Sequence[Any], option
     scored: BatchResult[Any] | Sequence[Any] = await judge.batch_score(points, **options) if points else ()
     compared: BatchResult[Any] | Sequence[Any] = await judge.batch_compare(pairs, **options) if pairs else ()
     ends = judge.score_range if isinstance(judge, Judge) else None
-    to_unit = float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit
     errors = [result.error for result in (*scored, *compared) if result.error is not None]
     unreadable = sum(isinstance(error, InvalidResponse) for error in errors)
-    scores = [to_unit(result.value.score) if result.ok else None for result in scored]
+    found = [float(result.value.score) if result.ok else None for result in scored]
+    scores = found if ends is None or ends[0] == ends[1] else [None if score is None else to_unit(score, ends) for score in found]
     return Judged(scores, [result.value if result.ok else None for result in compared], unreadable, len(errors) - unreadable)

@@ -282,23 +282,19 @@ def check_labels(labels: Sequence[float]) -> None:
             )
 
 
-class ScoreRange(NamedTuple):
-    low: float
-    high: float
-
-    def to_unit(self, score: float) -> float:
-        """Return a score as a share of the range, from 0 to 1."""
-        return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
+def to_unit(score: float, ends: tuple[float, float]) -> float:
+    """Return a score as a share of the range between two ends, from 0 to 1."""
+    return min(max((score - ends[0]) / (ends[1] - ends[0]), 0.0), 1.0)
 
 
-def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
+def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> tuple[float, float]:
     if method == "auto":
         raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
     if ends is None:
         raise ConfigError("calibration: a score function gives scores without known ends; leave out score, or the calibration")
     if ends[0] == ends[1]:
         raise ConfigError(f"calibration: range ({ends[0]:g}, {ends[1]:g}) makes all scores equal; give it two ends")
-    return ScoreRange(*ends)
+    return ends
 
 
 class Calibrator:
@@ -309,7 +305,7 @@ class Calibrator:
         self.weights: dict[str, None] = {}
         self._warned = False
 
-    def use(self, calibration: Calibration, identity: JudgeIdentity, scores: ScoreRange) -> Callable[[float], float]:
+    def use(self, calibration: Calibration, identity: JudgeIdentity, ends: tuple[float, float]) -> Callable[[float], float]:
         """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score."""
         if calibration.judge is not None and (changed := calibration.judge.differences(identity)):
             raise ConfigError(
@@ -317,8 +313,8 @@ class Calibrator:
                 "Calibrate this judge (`qreward judge calibrate`), or restore the setting"
             )
         self.calibration = calibration
-        low, width = scores.low, scores.high - scores.low
-        return lambda score: low + width * calibration.apply(scores.to_unit(score))
+        low, width = ends[0], ends[1] - ends[0]
+        return lambda score: low + width * calibration.apply(to_unit(score, ends))
 
     def note(self, fingerprint: str) -> None:
         """Record the weights that wrote an answer. If the calibration was made with other weights, a warning is logged once."""

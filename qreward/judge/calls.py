@@ -14,9 +14,8 @@ import msgspec
 from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure, is_whole
-from qreward.codecs.decisions import DecisionCodec, DecisionReply
+from qreward.codecs.decisions import DecisionCodec, DecisionInput, DecisionReply, valid_input
 from qreward.codecs.error_body import one_line
-from qreward.codecs.questions import DecisionInput, valid_input
 from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError

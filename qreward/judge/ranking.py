@@ -51,18 +51,13 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
     precision = 1 / PRIOR_DEVIATION**2
     for _ in range(_STEPS):
         slope = [-precision * strength for strength in strengths]
-        hessian = [[0.0] * size for _ in range(size)]
-        for index in range(size):
-            hessian[index][index] = precision
+        hessian = [[precision * (row == column) for column in range(size)] for row in range(size)]
         for (first, second), score in scores.items():
             expected = sigmoid(strengths[first] - strengths[second])
-            slope[first] += score - expected
-            slope[second] -= score - expected
-            curvature = expected * (1 - expected)
-            hessian[first][first] += curvature
-            hessian[second][second] += curvature
-            hessian[first][second] -= curvature
-            hessian[second][first] -= curvature
+            for one, other, gain in ((first, second, score - expected), (second, first, expected - score)):
+                slope[one] += gain
+                hessian[one][one] += expected * (1 - expected)
+                hessian[one][other] -= expected * (1 - expected)
         covariance = _inverse(hessian)
         step = [sum(map(mul, row, slope)) for row in covariance]
         length = max(map(abs, step), default=0.0)
@@ -223,21 +218,18 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     responses = fields["responses"]
     if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
         raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
-    different: dict[str, int] = {}
-    distinct: list[Any] = []
-    places: list[int] = []
+    different, given = dict[str, Any](), list[str]()
     for index, response in enumerate(responses):
         if is_absent("response", response):
             raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")
-        place = different.setdefault(in_words(response, f"responses[{index}]"), len(distinct))
-        if place == len(distinct):
-            distinct.append(response)
-        places.append(place)
-    if len(distinct) > MOST_RESPONSES:
+        given.append(in_words(response, f"responses[{index}]"))
+        different.setdefault(given[-1], response)
+    if len(different) > MOST_RESPONSES:
         raise ConfigError(
-            f"a group may have at most {MOST_RESPONSES} different responses, not {len(distinct)}; divide it into smaller groups"
+            f"a group may have at most {MOST_RESPONSES} different responses, not {len(different)}; divide it into smaller groups"
         )
-    return distinct, places
+    places = {words: place for place, words in enumerate(different)}
+    return list(different.values()), [places[words] for words in given]
 
 
 class ResponseGroup:

@@ -8,8 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import CHATS, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, Dialect, GenerativeScoringDialect
-from qreward.codecs.questions import DecisionInput, labels_of
+from qreward.codecs.decisions import (
+    CHATS,
+    OPENAI,
+    SGLANG,
+    SYSTEMONE,
+    SYSTEMONE_OF_SGLANG,
+    VLLM,
+    DecisionInput,
+    Dialect,
+    GenerativeScoringDialect,
+    labels_of,
+)
 from qreward.decisions import Choice, Question, Score, YesNo
 
 SCORING = GenerativeScoringDialect((9693, 2201))

@@ -24,10 +24,12 @@ from qreward.codecs.decisions import (
     TAKE_ALL,
     VLLM,
     DecisionCodec,
+    DecisionInput,
     Dialect,
     OpenAIDialect,
+    as_text,
+    unique_names,
 )
-from qreward.codecs.questions import DecisionInput, as_text, unique_names
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.policies import Endpoint

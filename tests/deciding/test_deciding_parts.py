@@ -6,8 +6,7 @@ from deciding_tools import MODEL, questions
 
 from qreward import AttemptRecord, BadRequest, InvalidResponse, QRewardError, RateLimited, Usage
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions import DecisionCodec, DecisionReply
-from qreward.codecs.questions import DecisionInput
+from qreward.codecs.decisions import DecisionCodec, DecisionInput, DecisionReply
 from qreward.deciding import divided, joined, smaller
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qreward import PrefixAffinity
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.questions import DecisionInput
+from qreward.codecs.decisions import DecisionInput
 from qreward.engine.prefix_finder import BLOCK, ENDS, EXACT, MOST_GROUPS, SAMPLES, PrefixFinder, common_length
 
 

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from qreward import Endpoint
 from qreward.codecs.base import Malformed
-from qreward.codecs.decisions import DecisionCodec
-from qreward.codecs.questions import as_text, labels_of
+from qreward.codecs.decisions import DecisionCodec, as_text, labels_of
 from qreward.decisions import Question, Score, YesNo
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric

@@ -259,21 +259,17 @@ class ListAnswer(WithoutText, gc=False):
         return self.items
 
     def shares(self) -> list[ItemAnswer | InvalidResponse]:
-        whole, count = self.usage, len(self.items)
-        estimated = self.each is None and whole is not None and count > 1
-        usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
+        whole, usages = self.usage, self.each or [self.usage] * len(self.items)
+        if estimated := self.each is None and whole is not None and len(self.items) > 1:
+            prompts, totals = share(whole.prompt_tokens, self.sizes), share(whole.total_tokens, self.sizes)
+            outputs = share(whole.completion_tokens, self.outputs or self.sizes)
+            if self.outputs is not None:
+                totals = [None if None in pair else sum(pair) for pair in zip(prompts, outputs, strict=True)]  # type: ignore[arg-type]
+            usages = list(map(Usage, prompts, outputs, totals))
         return [
             item if isinstance(item, InvalidResponse) else self.kind(item, usage, estimated)
             for item, usage in zip(self.items, usages, strict=True)
         ]
-
-    def _estimated(self, whole: Usage) -> list[Usage]:
-        prompts = share(whole.prompt_tokens, self.sizes)
-        outputs = share(whole.completion_tokens, self.outputs or self.sizes)
-        totals = share(whole.total_tokens, self.sizes)
-        if self.outputs is not None:
-            totals = [None if None in pair else sum(pair) for pair in zip(prompts, outputs, strict=True)]  # type: ignore[arg-type]
-        return [Usage(*counts) for counts in zip(prompts, outputs, totals, strict=True)]
 
 
 def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:

@@ -101,22 +101,21 @@ def _of_settings(answer: Mapping[str, Any]) -> Form | None:
     return form._replace(values=tuple((grade, float(score)) for grade, score in values.items()))
 
 
-_SHOWN = (
-    (re.compile(r"\[\[[^\[\]\n]{1,24}\]\]"), "{}"),
-    (re.compile(r"\[RESULT\]", re.IGNORECASE), "{} 4"),
-    (re.compile(r"\\boxed\{"), "{}7}}"),
-    (
-        re.compile(r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>", re.IGNORECASE),
-        "{0}7</{1}>",
-    ),
-    (
-        re.compile(
-            r"\b((?:final |overall )?(?:score|rating|grade|verdict|winner|judge?ment|decision)) ?: ?"
-            r"(?=[\"'*_`]*(?:[<\[($]|[0-9XN]\b|(?P<letter>(?-i:[A-Z])\b)))",
-            re.IGNORECASE,
+_SHOWN = tuple(
+    (re.compile(shows, re.IGNORECASE), example)
+    for shows, example in (
+        (r"\[\[[^\[\]\n]{1,24}\]\]", "{}"),
+        (r"\[RESULT\]", "{} 4"),
+        (r"\\(?-i:boxed)\{", "{}7}}"),
+        (r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>", "{0}7</{1}>"),
+        (
+            (
+                r"\b((?:final |overall )?(?:score|rating|grade|verdict|winner|judge?ment|decision))"
+                r" ?: ?(?=[\"'*_`]*(?:[<\[($]|[0-9XN]\b|(?P<letter>(?-i:[A-Z])\b)))"
+            ),
+            "{}7",
         ),
-        "{}7",
-    ),
+    )
 )
 """What shows a form in a prompt, and the example of this form."""
 

@@ -24,6 +24,7 @@ from qreward.judge.parsing.text import (
     choice_of,
     is_level,
     number_of,
+    phrases,
     plain_number,
     score_of,
     sentences,
@@ -42,56 +43,20 @@ _RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?"
 _BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\bon an? $", re.IGNORECASE)
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
-_SCORE_LABELS = (
-    r"score|rating|grade|verdict|\[result\]|overall(?=[^\w\n]{1,4}[0-9.,]+ ?/)|"
-    "(?:\u6700\u7ec8|\u603b\u4f53)?(?:\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206)"
-)
-_CHOICE_LABELS = (
-    "verdict|judge?ment|decision|preference|preferred|winner|rating|grade|"
-    "(?:better|best|preferred|winning) (?:response|answer|assistant|option|one)"
-)
-_JUDGING = (
-    r"\b(?:scor(?:es?|ed|ing)|rat(?:es?|ed|ings?)|grad(?:es?|ed|ing)|verdicts?|marks?|deserv\w*|merits?|award\w*|assign\w*|"
-    r"judge?ments?|decisions?|prefer\w*|winner|choose|pick)\b|\b(?:i|we)\b.{0,12}\bgive\b|\[\[|"
-    "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206|\u8a55\u4fa1|\ud3c9\uac00"
-)
+_SCORE_LABELS, _CHOICE_LABELS = phrases("score_labels"), phrases("choice_labels")
+_JUDGING = rf"{vocabulary('judging')}|\b(?:i|we)\b.{{0,12}}\bgive\b|\[\["
 _ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{DIGITS} ?/ ?{DIGITS}[.]?")
 _WORD = re.compile(r"\w")
-_REASON = re.compile(
-    r"(?:this|the|my) (?:score|rating|grade|verdict) (?:reflects|is based on|takes into account)\b|"
-    r"(?:(?:brief|short|detailed|my|the|main) )?(?:reason(?:s|ing)?|explanation|rationale|justification|feedback|analysis|critique|"
-    r"strengths?|weakness(?:es)?)(?: for (?:my|the|this) (?:score|rating|grade|verdict))? ?(?:[:\uff1a]|$)|"
-    r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
-    re.IGNORECASE,
-)
+_REASON = re.compile(phrases("reason"), re.IGNORECASE)
 """A pattern of the labels that may begin a text after the verdict."""
 _TAKES_BACK = any_word(vocabulary("takes_back"), r"^no\b|~~")
 _REVISES = any_word(vocabulary("revises"))
 _SUBJECT = any_word(vocabulary("subject"))
-_COURTESY = re.compile(
-    r"(?:i )?hope (?:this|that|it) helps?\b.*|(?:please )?(?:let me know|feel free)\b.*|(?:many )?thanks?(?: you)?\b.{0,40}|"
-    r"if you (?:have|need|want|would like)\b.*|is there anything else\b.*|希望.*帮助.*|如有.*问题.*|お役に立て.*|도움이 되.*|надеюсь.*|"
-    r"ich hoffe,? .* (?:hilft|helfen).*|j['’]espère que .* aide.*|espero que .* (?:ayude|útil).*",
-    re.IGNORECASE,
-)
+_COURTESY = re.compile(phrases("courtesy"), re.IGNORECASE)
 """A friendly sentence, which takes nothing back."""
 _BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0,30}}(?:{vocabulary('better')})"
-_TIED = (
-    r"(?:(?:it|this|result|outcome|verdict) is|it['\u2019]s|call (?:it|this)|declare) (?:therefore |thus |clearly )?(?:an? )?(?:tie|draw)"
-)
 _LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
-_CHOSEN = (
-    r"(?:(?:^|[,:;\u2013\u2014] ?|\b(?:so|thus|therefore|hence|and|but|overall|(?:think|believe|say|conclude)(?: that)?) )(?:the|my) "
-    r"(?:(?:final|overall|clear|better|best|stronger|superior|preferred|preferable|winning|correct|right|more helpful) ?){0,3}"
-    r"(?:answer|response|assistant|option|one|winner|verdict|choice|pick|decision|preference|judge?ment|conclusion)?|"
-    r"\bi (?:would |now )?(?:choose|pick|prefer|favou?r|recommend))"
-)
-"""The subject of a conclusion on a pair. Other subjects, such as "the weaker answer", may name the loser."""
-_GOES_WITH = r"(?:^|\b(?:i|we|let)\b(?:(?!could|might)[^,.;:]){0,30}?\b)(?:go|going|went|side|stick) with"
-_DENIES = re.compile(
-    r"\b(?:(?:not|cannot|\w+n['\u2019]t)(?: be)? (?:true|said|say|think|believe|find|clear|the case)|i doubt) that [^,.;:]{0,20}$",
-    re.IGNORECASE,
-)
+_DENIES = re.compile(phrases("denies"), re.IGNORECASE)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
@@ -104,20 +69,16 @@ _NOT_OWN = any_word(
 _RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
 _RATES = re.compile(rf"\b{_RATING}|評価|评分|평가", re.IGNORECASE)
 _UNQUOTED = re.compile(
-    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
-    r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
+    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:{phrases('follows')}))"
+    r"(?: is)?[*_]*[:：]?[*_]*)\s*"
     rf"[\"“「`]([^\"”」`\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」`](?=[*_.。]*\s*\Z)",
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
-_COPULA = (
-    r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|"
-    r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
-)
+_COPULA = rf"(?: ?(?:点|分|점))? ?(?:{phrases('copula')})?"
 _AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
 _TIE_GLOSS = re.compile(
-    r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
-    r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
+    rf"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:{phrases('tie')})\b[^.!?。\d]{{0,200}}[.!。)]*",
     re.IGNORECASE,
 )
 
@@ -200,7 +161,8 @@ class TextReader:
         self._check_scale(before, previous)
         if self._prefers_other([before] if place - 1 in places else [previous, before], value):
             raise Unreadable("The words before the verdict prefer another answer.")
-        of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not self._may_precede_a_box(before))
+        judges = _LEADS.fullmatch(before) or self._judging.search(before) or _RATES.search(before)
+        of_task = "boxed" in self._form.name and (_TASK.search(f"{previous}\n{before}") or not judges)  # a solution stands in a box too
         if of_task or not self._is_own(found[place], before, match.string[match.end() :]):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
         if self._may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
@@ -223,10 +185,6 @@ class TextReader:
             or _NOT_OWN.search(before)
             or _NEGATION.search(clause)
         )
-
-    def _may_precede_a_box(self, before: str) -> bool:
-        """Return whether a box after these words can be a verdict. The solution of a task stands in a box too."""
-        return bool(_LEADS.fullmatch(before) or self._judging.search(before) or _RATES.search(before))
 
     def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""
@@ -371,9 +329,11 @@ class TextReader:
             wins = rf"\b(?P<option>(?-i:[AB]))(?:['\u2019]s (?:response|answer|output))? (?:(?:should )?wins?|{better}|{gives}|{beats})"
             chosen = rf"\b(?:prefer|choose|pick|favou?r|(?:choice|winner|preference) is) {noun}(?P<chosen>(?-i:[AB]))\b(?!['\u2019])"
             self._made.append(
-                re.compile(rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{_TIED})(?![\w-])|{_BETTER}", re.IGNORECASE)
+                re.compile(
+                    rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}", re.IGNORECASE
+                )
             )
-            settles = rf"(?:{_CHOSEN} is|{_GOES_WITH}) (?:now |still |clearly |therefore )?"
+            settles = rf"(?:(?:{phrases('chosen')}) is|{phrases('goes_with')}) (?:now |still |clearly |therefore )?"
             self._conclusion = re.compile(
                 rf"^(?P<option>(?-i:[AB]))[.!]*$|{settles}{noun}(?P<chosen>(?-i:[AB]))(?= ?(?:[.!,;:]|$))", re.IGNORECASE
             )

@@ -18,18 +18,13 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
 from qreward.judge.parsing.quotes import Unreadable
-from qreward.judge.parsing.text import Scale, choice_of, is_level, number_of, spellings
+from qreward.judge.parsing.text import Scale, choice_of, is_level, number_of, phrases, spellings
 
 M = TypeVar("M", bound=BaseModel)
-_OF_REVISED = r"(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)"
-_REVISED = re.compile(rf"^{_OF_REVISED}_|_{_OF_REVISED}$")
+_OF_REVISED, _OF_SCALE, _OF_SCORES = phrases("members_revised"), phrases("members_of_scale"), phrases("members_of_scores")
+_REVISED = re.compile(rf"^(?:{_OF_REVISED})_|_(?:{_OF_REVISED})$")
 _RIVALS = frozenset({"score", "rating", "grade", "overall", "preferred", "preference", "winner", "verdict"})
 """Names of members that state a score or a choice as the deciding field does."""
-_OF_SCALE = (
-    "(?:max|min)(?:imum)?|highest|lowest|scale|range(?!_low|_high)|of|denominator|possible|available|attainable|"
-    "top(?=$|_(?:score|rating|grade))|(?:full|perfect)(?=_(?:scale|score|mark|point))"
-)
-_OF_SCORES = "scores?|scoring|ratings?|grades?|grading|points?|marks?|stars?|values?|total|best|low|high|from|to|out|used"
 _SCALE = re.compile(rf"(?=(?:\w+_)?(?:{_OF_SCALE}|total_(?:points|marks))(?:_|$))(?:(?:{_OF_SCALE}|{_OF_SCORES})(?:_|$))+")
 """A name of a member that states a scale, such as ``max_possible_score``: it has no other words than these."""
 _LOWEST = re.compile(r"(?:^|_)(?:min(?:imum)?|lowest|low|from)(?:_|$)")

@@ -116,6 +116,11 @@ def vocabulary(notion: str) -> str:
     return "|".join([rf"\b(?:{spaced})\b", *(text for language, text in table.items() if language in _WITHOUT_SPACES)])
 
 
+def phrases(notion: str) -> str:
+    """Return a part of a regular expression that matches the texts of a table as they are, without word boundaries."""
+    return "|".join(text.replace("\n", "") for text in _TABLES[notion].values())
+
+
 def any_word(*parts: str) -> re.Pattern[str]:
     return re.compile("|".join(parts), re.IGNORECASE | re.MULTILINE)
 
@@ -134,10 +139,7 @@ SAYS = any_word(vocabulary("says"))
 PERSON = any_word(vocabulary("person"))
 SHOWS = any_word(vocabulary("shows"))
 NAMES_ANOTHER = any_word(_OTHERS)
-_OWN = re.compile(
-    r"\b(?:mine|verdict|evaluation|assessment|judge?ment|final|analysis|review|feedback|critique|notes|(?:rat|scor|grad)(?:e|ed|ing))\b",
-    re.IGNORECASE,
-)
+_OWN = any_word(vocabulary("own"))
 _SPEAKS = re.compile(rf"(?:{vocabulary('speaks')})(?:[^:：.,!?]{{0,40}}[:：]|[^\w:：.,!?;{GAP}]*)$", re.IGNORECASE)
 _SPEAKS_WITHIN = re.compile(rf"(?:{vocabulary('speaks')})[^:：.,]{{0,20}}[:：]", re.IGNORECASE)
 HEADS_SPEECH = re.compile(rf"(?!they|he|she|it)(?:the )?(?:(?:{_OTHERS})[ の的의]{{0,2}}){{1,3}} ?[:：]?", re.IGNORECASE)

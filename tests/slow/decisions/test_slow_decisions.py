@@ -17,8 +17,7 @@ from openai.types.decision_create_params import DecisionCreateParams
 from pydantic import TypeAdapter, ValidationError
 from server_models import module
 
-from qreward.codecs.decisions import CHATS, DIALECTS, OPENAI, PROBE, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, Dialect
-from qreward.codecs.questions import labels_of
+from qreward.codecs.decisions import CHATS, DIALECTS, OPENAI, PROBE, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, Dialect, labels_of
 from qreward.decisions import Choice, Decision, Question, Score, YesNo
 from qreward.settings.policies import Endpoint
 

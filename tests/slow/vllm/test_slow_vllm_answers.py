@@ -15,7 +15,7 @@ from recording import SCHEMA, schema
 from vllm_tools import GOES_ON, MODEL, check, client_of, counted, endpoint, said, settled, token, user
 
 from qreward import AuthenticationFailed, BadRequest, Choice, Judge, QRewardClient, Score, YesNo
-from qreward.codecs.questions import asked, labels_of
+from qreward.codecs.decisions import asked, labels_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.real_time]
 Pair = tuple[Replica, Replica]

@@ -19,9 +19,9 @@ from qreward.batching.collector import OVER, TAKEN, Item, halves
 from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchCounters, BatchSettings
 from qreward.callables import FunctionKind, kind_of, name_of
-from qreward.engine.background import SHARED
-from qreward.errors import ConfigError, QueueFull, RequestError, RequestTimeout
+from qreward.errors import ConfigError, RequestError, RequestTimeout
 from qreward.options import is_table
+from qreward.transport.local import in_thread
 
 _HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -159,7 +159,7 @@ class InFlightBatch:
         _BATCH.set(self)
         if queue.serve is not None:
             self.enter_request_contexts()
-        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_thread(partial(queue.call, values)))
+        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_worker(partial(queue.call, values), queue.name))
         raised: list[BaseException] = []
         for item, result in zip(self.items, results_of(results, len(values)), strict=True):
             if isinstance(result, BaseException):
@@ -201,28 +201,9 @@ class InFlightBatch:
             self.task.cancel()
 
 
-async def in_thread(function: Callable[[], Any]) -> Any:
+async def in_worker(function: Callable[[], Any], name: str) -> Any:
     """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result."""
-    loop, context = asyncio.get_running_loop(), copy_context()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def job() -> Callable[[], object]:
-        try:
-            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
-        except BaseException as error:
-            outcome = (None, error)  # a future cannot hold a StopIteration
-
-        def report() -> None:
-            with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
-                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
-
-        return report
-
-    if not SHARED.run(job):
-        raise QueueFull("every worker thread is busy, perhaps with calls that hang; give the function a time limit of its own")
-    results, error = await unstoppable(done)
-    if error is not None:
-        raise error
+    results = await unstoppable(asyncio.wrap_future(in_thread(partial(copy_context().run, function), name)))
     return await results if inspect.isawaitable(results) else results  # a plain function may return a coroutine
 
 
@@ -253,27 +234,23 @@ _ENDS = (StopIteration, StopAsyncIteration)
 class BatchStreamReader(Item):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
-    __slots__ = ("buffer", "error", "waiter")
+    __slots__ = ("buffer", "error", "moved")
     batch: StreamBatch
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.buffer: deque[Any] = deque()
-        self.waiter: asyncio.Future[None] | None = None  # of the reading task
+        self.moved = asyncio.Event()  # set when a piece or the end has come
         self.error: BaseException | None = None  # raised after the last piece
 
     def end(self) -> None:
         self.place = OVER
         self.future.cancel()
-        self.wake()
+        self.moved.set()
 
     def fail(self, error: BaseException) -> None:
         self.error = error
         self.end()
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any, None]:
@@ -287,8 +264,8 @@ def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any,
                     reader.batch.reader_moved()
                     yield piece
                 else:
-                    reader.waiter = worker.loop.create_future()
-                    await reader.waiter
+                    reader.moved.clear()
+                    await reader.moved.wait()
             error, reader.error = reader.error, None
             if error is not None:
                 raise error
@@ -297,13 +274,9 @@ def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any,
             worker.abandon(reader)
 
     stream = pieces()
-    finalize(stream, _dropped, worker, reader).atexit = False
+    # a stream that was never read leaves its batch when it is collected, in any thread
+    finalize(stream, lambda: reader.place is OVER or worker.post(worker.abandon, reader)).atexit = False
     return stream
-
-
-def _dropped(worker: Any, reader: BatchStreamReader) -> None:
-    if reader.place is not OVER:  # the stream was never read
-        worker.post(worker.abandon, reader)  # the garbage collector may run in any thread
 
 
 class StreamBatch(InFlightBatch):
@@ -350,7 +323,7 @@ class StreamBatch(InFlightBatch):
                 self.fail_one(reader, piece, raised)
             else:
                 reader.buffer.append(piece)
-                reader.wake()
+                reader.moved.set()
 
     def _starved(self) -> bool:
         return any(len(reader.buffer) < AHEAD for reader in self.items if reader.place is TAKEN)

@@ -166,14 +166,14 @@ class LoopWorker:
             items = collector.take(size, queue=due) if measure is None else collector.take(queue=due, limit=size, measure=measure)
             if measure is not None and len(items) == 1 and items[0].cost > size:
                 items[0].fail(too_large())  # the limit was lowered after the item was submitted
-            present = [item for item in items if not item.future.done()]
-            if len(present) == len(items):
+            gone = [item for item in items if item.future.done()]
+            if not gone:
                 return items, now
-            for item in items:
-                if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
+            for item in gone:
+                if item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
                     item.place = OVER
                     self.queue.counters.count("cancelled")
-            collector.put_back(present)  # the batch may not be full any more
+            collector.put_back(items)  # those that are left, because the batch may not be full any more
 
     def _due(self, now: float) -> tuple[KeyQueue | None, float]:
         """Return the key whose batch may be sent now, or None and the time at which one is due."""

@@ -220,7 +220,12 @@ class RequestMerger(Waiter):
             self.driver.locked(self._submit, paused)
         with engine.lock:
             wake = self._collector.next_deadline()
-        self._wake_at(min(wake, pause_end) if paused else wake)
+        wake = min(wake, pause_end) if paused else wake
+        if wake != inf and (self._timer is None or wake < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = wake
+            self._timer = self.driver.loop.call_later(max(0.0, wake - engine.clock()), self._tick)
 
     def _submit(self, now: float, paused: bool) -> None:
         """Submit an unfilled merged request for each class with waiting items, and the next one if it is sent at once."""
@@ -249,14 +254,6 @@ class RequestMerger(Waiter):
         feed.ended = not self._unread
         feed.left = None if self._unread == inf else len(feed.buffer) + ceil((self.waiting + self._unread) / self.pool.common.length)
         scheduler.refill(now, feed)
-
-    def _wake_at(self, wake: float) -> None:
-        if wake == inf or (self._timer is not None and wake >= self._timer_at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = wake
-        self._timer = self.driver.loop.call_later(max(0.0, wake - self.driver.engine.clock()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from qreward.batching.settings import BatchSettings
 from qreward.errors import InvalidResponse
 
 _log = logging.getLogger("qreward")
@@ -37,15 +38,15 @@ def _both(base: type[Exception]) -> type[InvalidResponse]:
     return type("InvalidResponse", (InvalidResponse, base), {})
 
 
-def warn_of_ongoing_requests(name: str, size: int, slots: int) -> None:
+def warn_of_ongoing_requests(name: str, its: BatchSettings) -> None:
     """Log a warning if the replica does not receive enough requests at once to fill the batches."""
-    context = replica()
-    most = None if context is None else context._deployment_config.max_ongoing_requests
-    if most is not None and most < size * slots:
+    context, needed = replica(), its.max_batch_size * its.max_concurrent_batches
+    most = None if context is None or its.batch_size_fn is not None else context._deployment_config.max_ongoing_requests
+    if most is not None and most < needed:
         _log.warning(
             "%s: `max_batch_size` (%d) * `max_concurrent_batches` (%d) is larger than `max_ongoing_requests` (%d), so the replica never "
             "receives enough requests at once to fill its batches; set `max_ongoing_requests` to at least %d",
-            *(name, size, slots, most, size * slots),
+            *(name, its.max_batch_size, its.max_concurrent_batches, most, needed),
         )
 
 

@@ -94,7 +94,13 @@ class Journal:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
-        self._lock()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            if not isinstance(error, BlockingIOError):
+                raise ConfigError(f"the journal {str(path)!r} cannot be locked: {error.strerror}; name an output elsewhere") from None
+            raise JournalInUse(f"another run is writing to {str(path)!r}; wait for it, or name another output") from None
         self._index: dict[int, int] = {}  # key -> offset of the result, 0 without one, and two bits
         self._order = array("Q")  # the keys of the lines that were read, in the order of the input
         self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
@@ -131,15 +137,6 @@ class Journal:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, self._file, inheritable=False)
             os.close(nothing)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            if not isinstance(error, BlockingIOError):
-                raise ConfigError(f"the journal {str(self.path)!r} cannot be locked: {error.strerror}; name an output elsewhere") from None
-            raise JournalInUse(f"another run is writing to {str(self.path)!r}; wait for it, or name another output") from None
 
     # opening
 
@@ -298,18 +295,16 @@ class Journal:
     # writing
 
     def _reserve(self, size: int) -> None:
-        exact = self._end + size - self._reserved
-        for more in (max(CHUNK, exact), exact) if exact > 0 else ():
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(self._file, self._reserved, more)
-            except OSError as error:
-                if error.errno == errno.ENOSPC and more > exact:
-                    continue
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the file system cannot reserve space
-                    raise
-            self._reserved += more
+        if (missing := self._end + size - self._reserved) <= 0:
             return
+        more = max(CHUNK, missing)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file, self._reserved, more)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the file system cannot reserve space
+                raise
+        self._reserved += more
 
     def _put(self) -> None:
         """Write all records that are not written yet. If this raises ``OSError``, the records are kept."""

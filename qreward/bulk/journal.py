@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import msgspec
-
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import DIGEST, LONGEST_LINE, NEWLINE
 from qreward.bulk.provider import HeldBatch, apply_event
@@ -112,15 +110,12 @@ class Journal:
         self.spent_before = NOTHING  # what earlier runs spent; a line of theirs without a result counts with its maximum cost
         self.held: dict[int, HeldBatch] = {}
         self.batches = 0
-        self._end = self._reserved = 0
         self._largest = 4096
         self._unwritten = bytearray()  # records that are not written yet
         self._unwritten_results: list[int] = []  # keys of the results among them
         self._dirty, self._closing = threading.Event(), threading.Event()
         try:
-            if start_over and was_never_sent(path):
-                os.ftruncate(self._file, 0)
-            self._recover(settings, force=force)
+            self._recover(settings, force=force, start_over=start_over)
         except BaseException as error:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
@@ -140,21 +135,29 @@ class Journal:
 
     # opening
 
-    def _recover(self, settings: Mapping[str, Any], *, force: bool) -> None:
+    def _recover(self, settings: Mapping[str, Any], *, force: bool, start_over: bool) -> None:
         header = read_header(self.path)
         if not header.endswith(b"\n") and len(header) < LONGEST_LINE:
             self._write_header(header.rstrip(b"\0"), settings)
             return
-        check_header(self.path, header, settings, force=force)
+        check_header(self.path, header, settings, force=force or start_over)
         self._end = len(header)
         for place, end, record in read_records(self.path, self._end):
             self.torn += place - self._end  # damaged records were skipped
+            if start_over and (self.torn or not _is_unsent(record)):
+                start_over = False
+                check_header(self.path, header, settings, force=force)
             self._apply(record, place)
             self._end = end
         with self.path.open("rb") as file:
             file.seek(self._end)
             rest = file.read(CHUNK).rstrip(b"\0")
         self.torn += len(rest)
+        if start_over and not (self.torn or self._left_before) and self.spent_before == NOTHING:  # no request was sent for any line
+            self._index.clear()
+            self._write_header(b"", settings)
+            return
+        check_header(self.path, header, settings, force=force)
         if self._end == len(header) and NEWLINE in rest:  # a killed run leaves at most one incomplete line
             raise ConfigError(f"no record of {str(self.path)!r} is intact; restore the file as it was, name another output, or remove it")
         os.ftruncate(self._file, self._end)
@@ -166,6 +169,7 @@ class Journal:
         if not header.startswith(found):
             raise ConfigError(f"{str(self.path)!r} is not a journal of qreward; name another output, or remove the file")
         os.ftruncate(self._file, 0)
+        self._end = self._reserved = 0
         self._reserve(len(header))
         self._unwritten += header
         self._put()
@@ -396,25 +400,9 @@ def read_records(path: Path, place: int = 0, *, in_use: bool = False) -> Iterato
             place += len(line)
 
 
-def was_never_sent(path: Path) -> bool:
-    """Return True if a file is a journal without damage, and each of its lines failed before a request was sent for it."""
-    with suppress(ValueError, AttributeError):
-        header = read_header(path)
-        if json.loads(header).get("format") != FORMAT:
-            return False
-        taken, end = set(), len(header)
-        for place, behind, record in read_records(path, end):
-            if place != end:
-                return False
-            end = behind
-            if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
-                taken.add(record.key)
-                continue
-            error = msgspec.json.decode(record.content)["error"] if record.kind == FAILED else {"code": None}
-            if error["code"] not in _UNSENT or error["status_code"] is not None or error["attempts"]:
-                return False
-            taken.discard(record.key)
-        with path.open("rb") as file:
-            file.seek(end)
-            return not taken and not file.read(CHUNK).strip(b"\0")
-    return False
+def _is_unsent(record: Record) -> bool:
+    """Return whether a line failed before a request was sent for it, or may do so: of a scorer, a line is sent before its item is valid."""
+    if record.kind != FAILED:
+        return record.kind == STARTED
+    error = json.loads(record.content)["error"]
+    return error["code"] in _UNSENT and error["status_code"] is None and not error["attempts"]

@@ -30,6 +30,9 @@ includes its cost."""
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 COPIES = ("n", "best_of")
 
+UNPAID = 16
+"""Maximum number of lines that a scorer with a budget has at once until one of its lines has cost something."""
+
 Price = tuple[float, float]  # US dollars for a million prompt tokens and a million completion tokens
 
 
@@ -55,9 +58,10 @@ NOTHING = Spent()
 class SpendingLimit:
     """The limits of a run in US dollars and in tokens, and the amounts that are spent, also by earlier runs, and reserved."""
 
-    def __init__(self, max_cost: float | None = None, max_tokens: int | None = None, spent: Spent = NOTHING) -> None:
+    def __init__(self, max_cost: float | None = None, max_tokens: int | None = None, spent: Spent = NOTHING, paid: int = 0) -> None:
         self._max_cost, self._max_tokens = max_cost, max_tokens
         self.spent, self._reserved = spent, NOTHING
+        self._paid, self._free = paid, 0  # number of lines that have cost something, also in earlier runs, and nothing
 
     @property
     def is_idle(self) -> bool:
@@ -69,6 +73,13 @@ class SpendingLimit:
         total = self.spent + more
         limits = ((total.tokens, self._max_tokens), (total.cost, self._max_cost))
         return all(most is None or spent <= most for spent, most in limits)
+
+    def affords_lines(self, lines: int) -> bool:
+        """Return whether this number of lines of a scorer is within the limits, if each costs as much as the mean paid line."""
+        if self._paid:
+            return self.affords(Spent(self.spent.tokens * lines // self._paid, self.spent.cost * lines / self._paid))
+        has_limit = self._max_cost is not None or self._max_tokens is not None
+        return not has_limit or lines <= min(1 + self._free, UNPAID)  # about one of so many costs something, and shows what a line costs
 
     def reserve(self, most: Spent) -> bool:
         """Reserve the maximum cost of a request, and return True. If it could exceed a limit, reserve nothing and return False."""
@@ -89,6 +100,7 @@ class SpendingLimit:
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace the reservation for a request with its real cost."""
         self._reserved, self.spent = self._reserved - reserved, self.spent + spent
+        self._paid, self._free = self._paid + (spent != NOTHING), self._free + (spent == NOTHING)
 
 
 def highest(prices: Mapping[str, Price], names: Iterable[str]) -> Price | None:

@@ -211,7 +211,7 @@ class KeyedRun(LineRun):
             self.refuse(entry, error)
             return future
         batch = self._batch_of(kind)
-        if self.has_given_up(batch):
+        if batch.queue.given_up:
             self.left(batch, entry)
         else:
             batch.queue.put_nowait(entry)  # any number: the caller waits for the results
@@ -238,7 +238,7 @@ class KeyedRun(LineRun):
 
     def left(self, batch: Any, entry: Entry) -> None:
         if entry.key in self._waiting:  # otherwise the run has stopped
-            self._fail_waiting(QRewardError(self._given_up[batch]), (entry.key,))
+            self._fail_waiting(QRewardError(batch.queue.given_up), (entry.key,))
 
     def _fail_waiting(self, error: QRewardError, keys: Iterable[int]) -> None:
         for key in keys:

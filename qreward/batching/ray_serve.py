@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 from qreward.batching.settings import BatchSettings
 from qreward.errors import InvalidResponse
@@ -50,28 +50,18 @@ def warn_of_ongoing_requests(name: str, its: BatchSettings) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimes:
-    """The times at which the running batches began, in seconds since the epoch."""
+class StartTimes(NamedTuple):
+    """The times at which the running batches began, in seconds since the epoch, and their statistics."""
 
     start_times: Sequence[float]
+    num_requests: int
+    min_start_time: float | None
+    mean_start_time: float | None
+    max_start_time: float | None
 
-    @property
-    def num_requests(self) -> int:
-        """The number of running batches."""
-        return len(self.start_times)
 
-    @property
-    def min_start_time(self) -> float | None:
-        return min(self.start_times, default=None)
-
-    @property
-    def mean_start_time(self) -> float | None:
-        return sum(self.start_times) / len(self.start_times) if self.start_times else None
-
-    @property
-    def max_start_time(self) -> float | None:
-        return max(self.start_times, default=None)
+def start_times(times: Sequence[float]) -> StartTimes:
+    return StartTimes(times, len(times), min(times, default=None), mean(times) if times else None, max(times, default=None))
 
 
 def record_batch(name: str, size: float, limit: float, wait: float, seconds: float, waiting: int) -> None:

@@ -118,8 +118,13 @@ def upper_bound(call: WireRequest, price: Price | None) -> Spent:
     """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter than a byte.
     Raises ``ConfigError`` if the request does not limit its output."""
     output, params = _most_output(call), call.params
-    inputs_are_params = isinstance(call.codec, PassthroughCodec)
-    prompt = _of_lists(params) if inputs_are_params else _tokens(call.inputs) + _tokens(params)
+    if isinstance(call.codec, PassthroughCodec):  # the inputs are among the parameters
+        # a server may repeat each value that is not a list, such as the query, for every item of a list
+        longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
+        prompt = MESSAGE_TOKENS * longest
+        prompt += sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
+    else:
+        prompt = _tokens(call.inputs) + _tokens(params)
     return Spent(prompt + output, 0.0 if price is None else dollars(price, prompt, output))
 
 
@@ -134,12 +139,6 @@ def _most_output(call: WireRequest) -> int:
         raise ConfigError("it sets no max_tokens, so its cost has no limit; set max_tokens in the line, or for all lines with params")
     prompts = call.params.get("prompt")
     return most * max(1, *(call.params.get(name) or 1 for name in COPIES)) * (len(prompts) if isinstance(prompts, list) else 1)
-
-
-def _of_lists(params: Mapping[str, Any]) -> int:
-    # a server may repeat each value that is not a list, such as the query, for every item of a list
-    longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
-    return MESSAGE_TOKENS * longest + sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
 
 
 def _tokens(value: object) -> int:

@@ -87,7 +87,7 @@ class Journal:
     def __init__(
         self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False, start_over: bool = False
     ) -> None:
-        self.path, self.torn, self.lost = path, 0, 0
+        self.path, self.torn = path, 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -103,7 +103,7 @@ class Journal:
         self._order = array("Q")  # the keys of the lines that were read, in the order of the input
         self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
         self._skips_failed = retry_failed  # the failures of earlier runs
-        self._started: set[int] = set()  # keys of the lines that this run sent and that have no result yet
+        self.started: set[int] = set()  # keys of the lines that this run sent and that have no result in the file
         self.failed_before: set[int] = set()  # keys of lines that failed in an earlier run, and that no server had processed
         self._left_before: dict[int, Spent] = {}  # key of such a line of an earlier run -> its maximum cost
         self.paid_before = 0  # number of results of earlier runs that have a cost
@@ -112,7 +112,6 @@ class Journal:
         self.batches = 0
         self._largest = 4096
         self._unwritten = bytearray()  # records that are not written yet
-        self._unwritten_results: list[int] = []  # keys of the results among them
         self._dirty, self._closing = threading.Event(), threading.Event()
         try:
             self._recover(settings, force=force, start_over=start_over)
@@ -226,10 +225,6 @@ class Journal:
     def failed(self) -> int:
         return sum(not found & _OK and found > _READ for found in self._index.values())
 
-    @property
-    def started(self) -> int:
-        return len(self._started)
-
     def in_order(self) -> Iterator[Record]:
         """Yield the results in the order of the input. A line with several results yields the last one."""
         with self.path.open("rb") as file:
@@ -249,11 +244,11 @@ class Journal:
             raise self._error_of(self._sync_error)
         found = encode(STARTED, key, most)
         try:
-            self._reserve(len(self._unwritten) + len(found) + (1 + len(self._started)) * self._largest)
+            self._reserve(len(self._unwritten) + len(found) + (1 + len(self.started)) * self._largest)
         except OSError as error:
             raise self._error_of(error) from None
         self._left_before.pop(key, None)
-        self._started.add(key)
+        self.started.add(key)
         self._unwritten += found
 
     def write(self) -> None:
@@ -268,7 +263,6 @@ class Journal:
         place = self._end + len(self._unwritten)
         self._largest = max(self._largest, self._end_line(DONE if ok else FAILED, key, spent, result))
         self._index[key] = place << 2 | self._index.get(key, 0) & _READ | ok
-        self._unwritten_results.append(key)
         return place
 
     def withdraw(self, key: int, spent: Spent = NOTHING) -> None:
@@ -277,7 +271,7 @@ class Journal:
 
     def _end_line(self, kind: str, key: int, spent: Spent, content: bytes) -> int:
         found = encode(kind, key, spent + self._left_before.pop(key, NOTHING), content)
-        self._started.discard(key)
+        self.started.discard(key)
         self._unwritten += found
         return len(found)
 
@@ -317,7 +311,6 @@ class Journal:
             written += os.pwrite(self._file, data[written:] if written else data, self._end + written)
         self._end += len(data)
         self._unwritten.clear()
-        self._unwritten_results.clear()
         self._dirty.set()
 
     def _sync_often(self) -> None:
@@ -348,9 +341,10 @@ class Journal:
                 trouble = trouble or error
         fcntl.flock(self._file, fcntl.LOCK_UN)  # a child that was forked meanwhile may have the file open
         os.close(self._file)
-        self.lost = len(self._unwritten_results)
-        for key in self._unwritten_results:
-            self._index[key] &= _READ
+        for record in filter(None, map(decode, bytes(self._unwritten).splitlines(keepends=True))):
+            if record.kind in (DONE, FAILED):  # the disk is full
+                self._index[record.key] &= _READ
+                self.started.add(record.key)
         if trouble is not None:
             raise self._error_of(trouble)
 

@@ -258,7 +258,7 @@ class BulkRun(LineRun):
             resumed=self._resumed if self.has_read_all else self._done_before,
             sent=self._sent,
             sent_again=self._sent_again,
-            in_flight=journal.started + journal.lost,
+            in_flight=len(journal.started),
             at_provider=(0, 0) if self._provider is None else self._provider.still_running(),
             torn=journal.torn,
             seconds=seconds,

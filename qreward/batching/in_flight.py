@@ -177,23 +177,27 @@ _ENDS = (StopIteration, StopAsyncIteration)
 class BatchStreamReader(Item):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
-    __slots__ = ("buffer", "error", "moved")
+    __slots__ = ("buffer", "error", "waiter")
     batch: StreamBatch
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.buffer: deque[Any] = deque()
-        self.moved = asyncio.Event()  # set when a piece or the end has come
+        self.waiter: asyncio.Future[None] | None = None  # of the reading task
         self.error: BaseException | None = None  # raised after the last piece
 
     def end(self) -> None:
         self.place = OVER
         self.future.cancel()
-        self.moved.set()
+        self.wake()
 
     def fail(self, error: BaseException) -> None:
         self.error = error
         self.end()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any, None]:
@@ -207,8 +211,8 @@ def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any,
                     reader.batch.reader_moved()
                     yield piece
                 else:
-                    reader.moved.clear()
-                    await reader.moved.wait()
+                    reader.waiter = worker.loop.create_future()
+                    await reader.waiter
             error, reader.error = reader.error, None
             if error is not None:
                 raise error
@@ -266,7 +270,7 @@ class StreamBatch(InFlightBatch):
                 self.fail_one(reader, piece, raised)
             else:
                 reader.buffer.append(piece)
-                reader.moved.set()
+                reader.wake()
 
     def _starved(self) -> bool:
         return any(len(reader.buffer) < AHEAD for reader in self.items if reader.place is TAKEN)

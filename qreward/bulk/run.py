@@ -328,31 +328,28 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, scor
         try:
             entry = Entry(line.digest, line.place)
             reader.read(line, entry)
+            call = entry.content
             if is_scored:
-                check_item(entry.content)
+                check_item(call)
                 found.items += 1
-            else:
-                _plan(found, runtime, entry.content, checked)
+                continue
+            _, names = _route(runtime, call, checked)
         except QRewardError as error:
             found.bad += 1
             if len(found.faults) < SHOWN:
                 text = str(error)
                 found.faults.append(text if text.startswith(line.place) else f"{line.place}: {text}")
+            continue
+        plan, price = found.models.setdefault(call.model, ModelPlan(tuple(names))), highest(runtime.prices, names)
+        prompt, output = call.codec.estimate_tokens(call)
+        plan.requests += 1
+        plan.prompt_tokens += prompt
+        plan.output_tokens += output
+        try:
+            most = upper_bound(call, price)
+        except ConfigError:
+            plan.unlimited += 1
+            continue
+        if price is not None:
+            plan.cost = (plan.cost or 0.0) + most.cost
     return found
-
-
-def _plan(found: DryRun, runtime: Runtime, call: WireRequest, settings: BulkSettings) -> None:
-    _, names = _route(runtime, call, settings)
-    plan = found.models.setdefault(call.model, ModelPlan(tuple(names)))
-    prompt, output = call.codec.estimate_tokens(call)
-    plan.requests += 1
-    plan.prompt_tokens += prompt
-    plan.output_tokens += output
-    price = highest(runtime.prices, names)
-    try:
-        most = upper_bound(call, price)
-    except ConfigError:
-        plan.unlimited += 1
-        return
-    if price is not None:
-        plan.cost = (plan.cost or 0.0) + most.cost

@@ -18,9 +18,9 @@ from weakref import finalize
 from qreward.batching.collector import OVER, TAKEN, Item, halves
 from qreward.batching.ray_serve import invalid_length
 from qreward.callables import FunctionKind
-from qreward.errors import RequestError, RequestTimeout
+from qreward.engine.background import SHARED
+from qreward.errors import QueueFull, RequestError, RequestTimeout
 from qreward.options import is_table
-from qreward.transport.local import in_thread
 
 _HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -102,7 +102,7 @@ class InFlightBatch:
         _BATCH.set(self)
         if queue.serve is not None:
             self.enter_request_contexts()
-        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_worker(partial(queue.call, values), queue.name))
+        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_worker(partial(queue.call, values)))
         raised: list[BaseException] = []
         for item, result in zip(self.items, results_of(results, len(values)), strict=True):
             if isinstance(result, BaseException):
@@ -144,9 +144,28 @@ class InFlightBatch:
             self.task.cancel()
 
 
-async def in_worker(function: Callable[[], Any], name: str) -> Any:
+async def in_worker(function: Callable[[], Any]) -> Any:
     """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result."""
-    results = await unstoppable(asyncio.wrap_future(in_thread(partial(copy_context().run, function), name)))
+    loop, context = asyncio.get_running_loop(), copy_context()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def job() -> Callable[[], object]:
+        try:
+            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
+        except BaseException as error:
+            outcome = (None, error)  # a future cannot hold a StopIteration
+
+        def report() -> None:
+            with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
+                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
+
+        return report
+
+    if not SHARED.run(job):
+        raise QueueFull("every worker thread is busy, perhaps with calls that hang; give the function a time limit of its own")
+    results, error = await unstoppable(done)
+    if error is not None:
+        raise error
     return await results if inspect.isawaitable(results) else results  # a plain function may return a coroutine
 
 

@@ -341,7 +341,7 @@ def scoring_function(scorer: Any) -> ScoringFunction:
 
     async def call(pairs: Pairs) -> Any:
         arguments = _arguments(pairs, count)
-        return await (scorer(*arguments) if kind is FunctionKind.AWAITED else in_worker(partial(scorer, *arguments), name_of(scorer)))
+        return await (scorer(*arguments) if kind is FunctionKind.AWAITED else in_worker(partial(scorer, *arguments)))
 
     return call
 

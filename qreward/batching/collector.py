@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import accumulate, count, islice, takewhile
 from math import inf
 from typing import Any, TypeVar
 
@@ -68,24 +68,6 @@ class KeyQueue:
         """Return the rank of the next item."""
         return _order(self.items[0])
 
-    def take(self, max_items: int, max_cost: float = inf) -> list[Any]:
-        """Remove and return the next items. If the first item exceeds ``max_cost``, it is returned alone."""
-        items = self.items
-        if len(items) <= max_items and self.cost <= max_cost:  # the usual case: all of them
-            taken, self.items, self.cost = items, [], 0.0
-        else:
-            count, cost = 0, 0.0
-            for item in items:
-                if count == max_items or (cost + item.cost > max_cost and count):
-                    break
-                count, cost = count + 1, cost + item.cost
-            taken = items[:count]
-            del items[:count]
-            self.cost -= cost
-        for item in taken:
-            item.place = TAKEN
-        return taken
-
 
 class Collector:
     """Holds the items that wait, one :class:`KeyQueue` for each key, and the deadlines of waiting and taken items."""
@@ -126,20 +108,29 @@ class Collector:
                 self.waiting += 1
 
     def take(self, max_items: int = ALL, *, queue: KeyQueue | None = None, limit: float = inf, measure: Measure | None = None) -> list[Any]:
-        """Remove and return the next items. All of them have the same key."""
+        """Remove and return the next items. All of them have the same key. If the first item exceeds ``limit``, it is returned alone."""
         queue = queue or self.first()
         if queue is None:
             return []
-        taken = queue.take(max_items, limit)
-        self.waiting -= len(taken)
+        items = queue.items
+        if len(items) <= max_items and queue.cost <= limit:  # the usual case: all of them
+            taking = len(items)
+        else:
+            sizes = accumulate(item.cost for item in islice(items, max_items))
+            taking = sum(1 for _ in takewhile(limit.__ge__, sizes)) or min(max_items, 1)
         if measure is not None:  # the size of a list may differ from this sum: for example, if items are padded to the longest
             with suppress(Exception):
-                while len(taken) > 1 and measure(taken) > limit:
-                    self.put_back([taken.pop()])
-                while queue.items and measure([*taken, queue.items[0]]) <= limit:
-                    taken += queue.take(1)
-                    self.waiting -= 1
-        if not queue.items:
+                while taking > 1 and measure(items[:taking]) > limit:
+                    taking -= 1
+                while taking < len(items) and measure(items[: taking + 1]) <= limit:
+                    taking += 1
+        taken, queue.items = items[:taking], items[taking:]
+        for item in taken:
+            item.place = TAKEN
+        self.waiting -= taking
+        if queue.items:
+            queue.cost -= sum(item.cost for item in taken)
+        else:
             del self._keys[queue.key]
         return taken
 

@@ -10,7 +10,7 @@ from functools import cached_property, wraps
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from qreward.batching.queue import BatchQueue, Results, Yields
-from qreward.batching.ray_serve import StartTimes
+from qreward.batching.ray_serve import StartTimes, start_times
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
 from qreward.callables import FunctionKind, kind_of, show_keywords
 
@@ -90,7 +90,7 @@ class DecoratedQueue(BatchQueue[Any, Any]):
 
     def _get_curr_iteration_start_times(self) -> StartTimes:
         now = time.time()
-        return StartTimes([now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)])
+        return start_times([now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)])
 
     async def _is_batching_task_alive(self) -> bool:
         """Return True until the queue is closed. No task can die: each batch has a task of its own."""
@@ -114,19 +114,14 @@ class Controls(Protocol):
     __name__: str
     __qualname__: str
 
-    @property
-    def __wrapped__(self) -> Callable[..., Any]: ...
+    __wrapped__: Callable[..., Any]
+    set_max_batch_size: Callable[[int], None]
+    set_batch_wait_timeout_s: Callable[[float], None]
+    set_max_concurrent_batches: Callable[[int], None]
+    stats: Callable[[], QueueStats]
 
     @staticmethod
-    def set_max_batch_size(size: int, /) -> None: ...
-    @staticmethod
-    def set_batch_wait_timeout_s(seconds: float, /) -> None: ...
-    @staticmethod
-    def set_max_concurrent_batches(batches: int, /) -> None: ...
-    @staticmethod
     def change(**settings: Unpack[Options]) -> None: ...
-    @staticmethod
-    def stats() -> QueueStats: ...
     @staticmethod
     async def close(drain: bool = True) -> None: ...
 

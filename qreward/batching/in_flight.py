@@ -16,71 +16,14 @@ from typing import Any
 from weakref import finalize
 
 from qreward.batching.collector import OVER, TAKEN, Item, halves
-from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
-from qreward.batching.settings import BatchCounters, BatchSettings
-from qreward.callables import FunctionKind, kind_of, name_of
+from qreward.batching.ray_serve import invalid_length
+from qreward.callables import FunctionKind
 from qreward.engine.background import SHARED
-from qreward.errors import ConfigError, QueueFull, RequestError, RequestTimeout
+from qreward.errors import QueueFull, RequestError, RequestTimeout
 from qreward.options import is_table
 
 _HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
-
-
-class BatchFunction:
-    """A batch function with its settings and counters, in all event loops. ``BatchQueue`` is a subclass."""
-
-    counters: BatchCounters
-
-    def __init__(self, function: Callable[..., Any], settings: BatchSettings) -> None:
-        kind = kind_of(function)
-        if kind is None:
-            raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
-        if kind is FunctionKind.GENERATOR:
-            raise TypeError("a batch function that yields must be an `async def`")
-        self.function = function
-        self.settings = settings
-        self.kind = kind
-        streamed = kind is FunctionKind.STREAMED
-        self.item_type: type[Item] = BatchStreamReader if streamed else Item
-        self.batch_type: type[InFlightBatch] = StreamBatch if streamed else InFlightBatch
-        self.name = name_of(function)
-        self.context = copy_context()
-        self.closed = False
-        self.update()
-
-    def call(self, values: list[Any]) -> Any:
-        """Call the function with the values of the items of a batch."""
-        return self.function(values)
-
-    def first_of(self, value: Any) -> Any:
-        """Return the first argument of a call, from the value of its item."""
-        return value
-
-    def size_of(self, values: list[Any]) -> float:
-        """Return the size of a batch of these values. Raises ``ConfigError`` if ``batch_size_fn`` returns no size."""
-        assert self.settings.batch_size_fn is not None
-        size = self.settings.batch_size_fn([self.first_of(value) for value in values])
-        if not size >= 0:  # also true for NaN
-            raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
-        return size
-
-    def update(self) -> None:
-        """Read again what decides how items are added."""
-        its = self.settings
-        self.serve = serve_context()
-        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or self.serve
-        self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
-
-    def warn_of_ongoing_requests(self) -> None:
-        if self.settings.batch_size_fn is None:
-            warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
-
-    def check_kind(self, *, streamed: bool) -> None:
-        if streamed and self.kind is not FunctionKind.STREAMED:
-            raise TypeError(f"{self.name} is no async generator; await submit(item)")
-        if not streamed and self.kind is FunctionKind.STREAMED:
-            raise TypeError(f"{self.name} is an async generator; read stream(item)")
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
@@ -138,7 +81,7 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 class InFlightBatch:
     """A batch that has been sent. It makes one call of the batch function, in a separate task."""
 
-    queue: BatchFunction
+    queue: Any  # the BatchQueue
     items: list[Any]
     limit: float  # the maximum size of the batch
     sent_at: float
@@ -159,7 +102,7 @@ class InFlightBatch:
         _BATCH.set(self)
         if queue.serve is not None:
             self.enter_request_contexts()
-        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_thread(partial(queue.call, values)))
+        results = await (queue.call(values) if queue.kind is FunctionKind.AWAITED else in_worker(partial(queue.call, values)))
         raised: list[BaseException] = []
         for item, result in zip(self.items, results_of(results, len(values)), strict=True):
             if isinstance(result, BaseException):
@@ -201,7 +144,7 @@ class InFlightBatch:
             self.task.cancel()
 
 
-async def in_thread(function: Callable[[], Any]) -> Any:
+async def in_worker(function: Callable[[], Any]) -> Any:
     """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result."""
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -297,13 +240,9 @@ def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any,
             worker.abandon(reader)
 
     stream = pieces()
-    finalize(stream, _dropped, worker, reader).atexit = False
+    # a stream that was never read leaves its batch when it is collected, in any thread
+    finalize(stream, lambda: reader.place is OVER or worker.post(worker.abandon, reader)).atexit = False
     return stream
-
-
-def _dropped(worker: Any, reader: BatchStreamReader) -> None:
-    if reader.place is not OVER:  # the stream was never read
-        worker.post(worker.abandon, reader)  # the garbage collector may run in any thread
 
 
 class StreamBatch(InFlightBatch):

@@ -7,14 +7,16 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from qreward.batching.collector import Item
-from qreward.batching.in_flight import BatchFunction, caller_stream
+from qreward.batching.in_flight import BatchStreamReader, InFlightBatch, StreamBatch, caller_stream
+from qreward.batching.ray_serve import serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchCounters, BatchSettings, Options, QueueStats, check_seconds, checked
 from qreward.batching.worker import LoopWorker
-from qreward.callables import show_keywords
+from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.settings.policies import Priority, priority_level
@@ -30,7 +32,7 @@ LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks. In each check, ``close`` tests whether the event loop of another thread is still running."""
 
 
-class BatchQueue(BatchFunction, Generic[T, R]):
+class BatchQueue(Generic[T, R]):
     """Merges items that are submitted one by one into calls of one function.
 
     A batch is sent as soon as fewer than ``max_concurrent_batches`` batches run, with the items that were submitted until then. So a single
@@ -60,7 +62,18 @@ class BatchQueue(BatchFunction, Generic[T, R]):
         return self.function, self.settings
 
     def __setstate__(self, state: tuple[Any, BatchSettings]) -> None:
-        BatchFunction.__init__(self, *state)
+        self.function, self.settings = state
+        kind = kind_of(self.function)
+        if kind is None:
+            raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
+        if kind is FunctionKind.GENERATOR:
+            raise TypeError("a batch function that yields must be an `async def`")
+        self.is_streamed, self.kind, self.name = kind is FunctionKind.STREAMED, kind, name_of(self.function)
+        self.item_type: type[Item] = BatchStreamReader if self.is_streamed else Item
+        self.batch_type: type[InFlightBatch] = StreamBatch if self.is_streamed else InFlightBatch
+        self.context = copy_context()
+        self.closed = False
+        self.update()
         self._begin()
         background.watch(self, BatchQueue._begin)
 
@@ -114,7 +127,7 @@ class BatchQueue(BatchFunction, Generic[T, R]):
             >>> asyncio.run(BatchQueue(half).submit_many([4, 5, 6]))
             [2, ValueError('odd'), 3]
         """
-        self.check_kind(streamed=False)
+        self._check_kind(streamed=False)
         worker, values, added = self._here(), list(items), list[Any]()
         level, seconds = _checked(priority, timeout)
         worker.admit(len(values))
@@ -148,7 +161,7 @@ class BatchQueue(BatchFunction, Generic[T, R]):
         """Submit an item, and return its result. Only items of the same ``instance`` with equal ``signature_key`` share a batch."""
         worker = self._here(instance)
         if not self.plain:
-            self.check_kind(streamed=False)
+            self._check_kind(streamed=False)
             worker.admit(1)
         item = worker.add(value, signature_key, level, timeout)
         try:
@@ -161,7 +174,7 @@ class BatchQueue(BatchFunction, Generic[T, R]):
         self, value: Any, signature_key: Hashable = None, instance: Any = None, level: int = NORMAL, timeout: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """Submit an item, as ``result_of`` does, and return its stream."""
-        self.check_kind(streamed=True)
+        self._check_kind(streamed=True)
         worker = self._here(instance)
         worker.admit(1)
         return caller_stream(worker, worker.add(value, signature_key, level, timeout))
@@ -214,9 +227,37 @@ class BatchQueue(BatchFunction, Generic[T, R]):
         self.settings = replace(self.settings, **settings)
         self.update()
         if "max_batch_size" in settings:
-            self.warn_of_ongoing_requests()
+            warn_of_ongoing_requests(self.name, self.settings)
         for worker in self.loop_workers():
             worker.post(worker.pump)
+
+    def call(self, values: list[Any]) -> Any:
+        """Call the function with the values of the items of a batch."""
+        return self.function(values)
+
+    def first_of(self, value: Any) -> Any:
+        """Return the first argument of a call, from the value of its item."""
+        return value
+
+    def size_of(self, values: list[Any]) -> float:
+        """Return the size of a batch of these values. Raises ``ConfigError`` if ``batch_size_fn`` returns no size."""
+        assert self.settings.batch_size_fn is not None
+        size = self.settings.batch_size_fn([self.first_of(value) for value in values])
+        if not size >= 0:  # also true for NaN
+            raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
+        return size
+
+    def update(self) -> None:
+        """Read again what decides how items are added."""
+        its = self.settings
+        self.serve = serve_context()
+        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or self.serve
+        self.plain = not needs_more and not self.closed and not self.is_streamed
+
+    def _check_kind(self, *, streamed: bool) -> None:
+        if streamed != self.is_streamed:
+            how = "is an async generator; read stream(item)" if self.is_streamed else "is no async generator; await submit(item)"
+            raise TypeError(f"{self.name} {how}")
 
     def loop_workers(self) -> list[LoopWorker]:
         """Return the workers of all event loops that are not closed."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
+from qreward.batching.settings import BatchSettings
 from qreward.errors import InvalidResponse
 
 _log = logging.getLogger("qreward")
@@ -37,40 +38,30 @@ def _both(base: type[Exception]) -> type[InvalidResponse]:
     return type("InvalidResponse", (InvalidResponse, base), {})
 
 
-def warn_of_ongoing_requests(name: str, size: int, slots: int) -> None:
+def warn_of_ongoing_requests(name: str, its: BatchSettings) -> None:
     """Log a warning if the replica does not receive enough requests at once to fill the batches."""
-    context = replica()
-    most = None if context is None else context._deployment_config.max_ongoing_requests
-    if most is not None and most < size * slots:
+    context, needed = replica(), its.max_batch_size * its.max_concurrent_batches
+    most = None if context is None or its.batch_size_fn is not None else context._deployment_config.max_ongoing_requests
+    if most is not None and most < needed:
         _log.warning(
             "%s: `max_batch_size` (%d) * `max_concurrent_batches` (%d) is larger than `max_ongoing_requests` (%d), so the replica never "
             "receives enough requests at once to fill its batches; set `max_ongoing_requests` to at least %d",
-            *(name, size, slots, most, size * slots),
+            *(name, its.max_batch_size, its.max_concurrent_batches, most, needed),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimes:
-    """The times at which the running batches began, in seconds since the epoch."""
+class StartTimes(NamedTuple):
+    """The times at which the running batches began, in seconds since the epoch, and their statistics."""
 
     start_times: Sequence[float]
+    num_requests: int
+    min_start_time: float | None
+    mean_start_time: float | None
+    max_start_time: float | None
 
-    @property
-    def num_requests(self) -> int:
-        """The number of running batches."""
-        return len(self.start_times)
 
-    @property
-    def min_start_time(self) -> float | None:
-        return min(self.start_times, default=None)
-
-    @property
-    def mean_start_time(self) -> float | None:
-        return sum(self.start_times) / len(self.start_times) if self.start_times else None
-
-    @property
-    def max_start_time(self) -> float | None:
-        return max(self.start_times, default=None)
+def start_times(times: Sequence[float]) -> StartTimes:
+    return StartTimes(times, len(times), min(times, default=None), mean(times) if times else None, max(times, default=None))
 
 
 def record_batch(name: str, size: float, limit: float, wait: float, seconds: float, waiting: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel
 
-from qreward.batching.in_flight import in_thread, isolate, unstoppable
+from qreward.batching.in_flight import in_worker, isolate, unstoppable
 from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchRecord, QueueStats
 from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
@@ -341,7 +341,7 @@ def scoring_function(scorer: Any) -> ScoringFunction:
 
     async def call(pairs: Pairs) -> Any:
         arguments = _arguments(pairs, count)
-        return await (scorer(*arguments) if kind is FunctionKind.AWAITED else in_thread(partial(scorer, *arguments)))
+        return await (scorer(*arguments) if kind is FunctionKind.AWAITED else in_worker(partial(scorer, *arguments)))
 
     return call
 

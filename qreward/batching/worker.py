@@ -14,8 +14,8 @@ from statistics import median_low
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, KeyQueue
-from qreward.batching.in_flight import BatchFunction, InFlightBatch
-from qreward.batching.ray_serve import record_batch
+from qreward.batching.in_flight import InFlightBatch
+from qreward.batching.ray_serve import record_batch, warn_of_ongoing_requests
 from qreward.batching.settings import BatchRecord
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("qreward")
 class LoopWorker:
     """Runs a queue in one event loop. Only ``post`` may be called from outside this loop."""
 
-    def __init__(self, queue: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, queue: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.queue = queue
         self.loop = loop
         self.clock = loop.time
@@ -45,7 +45,7 @@ class LoopWorker:
         self._timer_at = inf
         self._idle = asyncio.Event()  # set while the queue is closing and has nothing to do
         queue.update()  # Ray Serve may have been imported since then
-        queue.warn_of_ongoing_requests()
+        warn_of_ongoing_requests(queue.name, queue.settings)
 
     def admit(self, count: int) -> None:
         """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added, even after starting what may start."""
@@ -155,7 +155,8 @@ class LoopWorker:
     def _next(self, now: float) -> tuple[list[Any], float]:
         """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""
         settings, collector = self.queue.settings, self.collector
-        measure = None if settings.batch_size_fn is None else self._size
+        size_of = self.queue.size_of
+        measure = None if settings.batch_size_fn is None else lambda items: float(size_of([item.value for item in items]))
         while True:
             if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
                 self._settings = settings
@@ -166,14 +167,14 @@ class LoopWorker:
             items = collector.take(size, queue=due) if measure is None else collector.take(queue=due, limit=size, measure=measure)
             if measure is not None and len(items) == 1 and items[0].cost > size:
                 items[0].fail(too_large())  # the limit was lowered after the item was submitted
-            present = [item for item in items if not item.future.done()]
-            if len(present) == len(items):
+            gone = [item for item in items if item.future.done()]
+            if not gone:
                 return items, now
-            for item in items:
-                if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
+            for item in gone:
+                if item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
                     item.place = OVER
                     self.queue.counters.count("cancelled")
-            collector.put_back(present)  # the batch may not be full any more
+            collector.put_back(items)  # those that are left, because the batch may not be full any more
 
     def _due(self, now: float) -> tuple[KeyQueue | None, float]:
         """Return the key whose batch may be sent now, or None and the time at which one is due."""
@@ -262,9 +263,6 @@ class LoopWorker:
 
     def _busy(self) -> bool:
         return self.collector.waiting > 0 or not all(batch.task.done() for batch in self.batches)
-
-    def _size(self, items: list[Any]) -> float:
-        return self.queue.size_of([item.value for item in items])
 
 
 def too_large() -> RuntimeError:

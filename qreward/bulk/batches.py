@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of, is_free
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.requests import BulkSettings, Entry, RequestReader
 from qreward.engine.batch import BatchWaiter, ResultSettings, Tallies
@@ -53,8 +53,6 @@ _COLUMNS = "if a column has another name than its field, map the field to the co
 SCORING = 2048
 """Maximum number of lines that a scorer has at once, and of a round of a cascade. These lines count as sent. If the run is killed, the next
 run may send them again."""
-UNPAID = 16
-"""Maximum number of lines that a scorer with a budget has at once until one of its lines has cost something."""
 
 
 def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
@@ -77,11 +75,21 @@ def _all_failed(error: QRewardError) -> str:
 
 class LineQueue(asyncio.Queue["Entry | None"]):
     """The lines that wait for one batch, which iterates over the queue. None ends it. A line that leaves the queue is released in ``room``,
-    which all queues of a run share."""
+    which all queues of a run share.
+
+    ``failed`` and ``again`` are the lines of the batch that have failed one after another, for a reason that is probably not in them.
+    """
 
     def __init__(self, room: asyncio.Semaphore) -> None:
         super().__init__()
         self._room = room
+        self.given_up = ""  # why the lines of the batch that were not sent are left to the next run
+        self.restart()
+
+    def restart(self) -> None:
+        """Called when a line has succeeded."""
+        self.failed = 0  # lines that had not failed in an earlier run
+        self.again: list[int] = []  # keys of lines that servers rejected now and in an earlier run: they stay failed, unless all lines fail
 
     def close(self) -> list[Entry]:
         """End the batch, and return the lines that it has not taken."""
@@ -105,14 +113,6 @@ class LineQueue(asyncio.Queue["Entry | None"]):
             yield entry
 
 
-class Streak:
-    """The lines of a batch that have failed one after another, for a reason that is probably not in the lines."""
-
-    def __init__(self) -> None:
-        self.failed = 0  # lines that had not failed in an earlier run
-        self.again: list[int] = []  # keys of lines that servers rejected now and in an earlier run: they stay failed, unless all lines fail
-
-
 class ModelBatch(BatchWaiter):
     """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
@@ -120,7 +120,7 @@ class ModelBatch(BatchWaiter):
         runtime, self.queue = run.runtime, LineQueue(run.room)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
-        self._bulk, self.pool, self.streak, self._tallies = run, pool, Streak(), run.tallies
+        self._bulk, self.pool, self._tallies = run, pool, run.tallies
         self.execute = self._send
         self._entries: dict[int, Entry] = {}
 
@@ -174,7 +174,7 @@ class ScorerBatch:
     pool = None
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
-        self._bulk, self._scorer, self.queue, self.streak = run, scorer, LineQueue(run.room), Streak()
+        self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.room)
         self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
         self._next: Entry | None = None  # was taken from the queue, and not yet by the scorer
         self._entries: dict[int, Entry] = {}
@@ -184,7 +184,7 @@ class ScorerBatch:
         while await self._peek() is not None and not self._bulk.has_ended(self):
             batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
             self._bulk.scored.append(batch.stats.endpoints)
-            if self._is_built_in and self._bulk.has_given_up(self):
+            if self._is_built_in and self.queue.given_up:
                 for entry in self._entries.values():  # these were not sent
                     self._bulk.drop(self, entry)
             elif self._entries:
@@ -193,7 +193,7 @@ class ScorerBatch:
     def stop(self) -> None:
         """Give the scorer no further lines. It finishes the lines that it has; a judge that is given up, only those that it has sent."""
         self.queue.close()
-        if not self._is_built_in or not self._bulk.has_given_up(self):  # of another scorer it is not known which items it has sent
+        if not self._is_built_in or not self.queue.given_up:  # of another scorer it is not known which items it has sent
             return
         for each in list(self._bulk.runtime.engine.driver().waiters):
             if isinstance(each, BatchWaiter) and each.context.get(_SCORING_FOR) is self:
@@ -209,7 +209,7 @@ class ScorerBatch:
         gets the lines in rounds. A round ends where the next line would wait for a result."""
         index = 0
         while (entry := await self._peek()) is not None:
-            while len(self._entries) >= SCORING or not self._bulk.affords(1 + len(self._entries)):
+            while len(self._entries) >= SCORING or not self._bulk.budget.affords_lines(1 + len(self._entries)):
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
                 if not self._is_built_in or not self._entries:
@@ -242,7 +242,7 @@ class LineRun:
         self.scheduling: Mapping[str, Any] = {name: getattr(settings, name) for name in ("timeout", "priority", "tenant")}
         hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
-        self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
+        self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before, journal.paid_before)
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self.has_read_all = False
         self.room = asyncio.Semaphore(WAITING)  # for lines in queues
@@ -252,14 +252,13 @@ class LineRun:
         self.scored: list[Mapping[str, EndpointStats]] = []  # the statistics of a scorer
         self._sent = self._sent_again = 0
         self._batches: dict[Any, Any] = {}  # by pool and model, None for the scorer, the class of provider batches
-        self._given_up: dict[Any, str] = {}  # batch -> the reason for which its other lines are left to the next run
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._done_before, self._ok, self._paid, self._failed_first = done_before, 0, journal.paid_before, 0
-        self._free = 0  # results of lines that were sent and have cost nothing
+        self._done_before, self._ok, self._failed_first = done_before, 0, 0
         self._last_success: dict[Pool | None, float] = {}
         self.errors: dict[str, tuple[int, str]] = {}
         self._reason: str | None = None
         self._is_flushing = False
+        self.failure: BaseException | None = None  # of the run itself
 
     @property
     def is_stopping(self) -> bool:
@@ -272,22 +271,23 @@ class LineRun:
             for batch in self._batches.values():
                 batch.stop()
 
-    def has_given_up(self, batch: Any) -> bool:
-        return batch in self._given_up
+    def given_up(self) -> list[str]:
+        return [batch.queue.given_up for batch in self._batches.values() if batch.queue.given_up]
 
     def has_ended(self, batch: Any) -> bool:
         """Return whether a batch must send nothing more."""
-        return self.is_stopping or batch in self._given_up
+        return self.is_stopping or (batch is not None and bool(batch.queue.given_up))
 
     def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
         """Send no further lines of a batch, because of that of ``entry``. The next run sends them. The run goes on with other batches."""
         if batch is None:
             self.stop(reason)
+            return
         if self.has_ended(batch):
             return
-        self._given_up[batch] = reason if self._scorer is not None else f"model {entry.content.model!r}: {reason}"
-        streak = batch.streak
-        for key in streak.again[ALL_REJECTED if streak.failed < ALL_REJECTED and len(streak.again) >= ALL_AGAIN else 0 :]:
+        queue = batch.queue
+        queue.given_up = reason if self._scorer is not None else f"model {entry.content.model!r}: {reason}"
+        for key in queue.again[ALL_REJECTED if queue.failed < ALL_REJECTED and len(queue.again) >= ALL_AGAIN else 0 :]:
             self._journal.withdraw(key)
         if self._scorer is None:
             batch.stop()
@@ -320,8 +320,6 @@ class LineRun:
         elif spent is None:
             spent = self._cost_of(entry, result) if entry.started else NOTHING
         self.settle(entry.reserved, spent)
-        self._paid += spent != NOTHING
-        self._free += spent == NOTHING and entry.started
         if is_cut_off:
             self.stop(f"no line can be sent: {error}")
         elif error is not None:
@@ -333,7 +331,8 @@ class LineRun:
             self._record(entry, text, result, spent)
             self._ok += 1
             if batch is not None:
-                batch.streak, self._last_success[batch.pool] = Streak(), self.runtime.clock()
+                batch.queue.restart()
+                self._last_success[batch.pool] = self.runtime.clock()
 
     def _finish_failed(self, batch: Any, entry: Entry, error: QRewardError, result: Result[Any], spent: Spent) -> None:
         attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
@@ -351,7 +350,7 @@ class LineRun:
         if not is_final and not (failed_before and any(attempt.status_code is not None for attempt in attempts)):
             self._journal.withdraw(entry.key)
         elif not is_final and batch is not None:
-            batch.streak.again.append(entry.key)
+            batch.queue.again.append(entry.key)
         if not failed_before:  # otherwise the same lines would end the batch in every run
             self._count(batch, entry, error, attempts)
 
@@ -364,7 +363,7 @@ class LineRun:
         recently = self.runtime.clock() - (self._settings.timeout or inf) / 2
         if self._last_success.get(batch.pool, -inf) > recently:
             return True
-        is_first = batch.streak.failed < ALL_REJECTED and len(batch.streak.again) < ALL_AGAIN
+        is_first = batch.queue.failed < ALL_REJECTED and len(batch.queue.again) < ALL_AGAIN
         return is_first and any(attempt.outcome == "overloaded" for attempt in attempts)
 
     def _count(self, batch: Any, entry: Entry, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
@@ -373,8 +372,8 @@ class LineRun:
         if batch is None or is_faulty or (attempts and attempts[-1].outcome == "refused"):
             self._count_first(error)
             return
-        batch.streak.failed += 1
-        if batch.streak.failed >= ALL_FAILED:
+        batch.queue.failed += 1
+        if batch.queue.failed >= ALL_FAILED:
             self.give_up(batch, entry, _all_failed(error))
 
     def _count_first(self, error: QRewardError) -> None:
@@ -419,6 +418,8 @@ class LineRun:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, JournalFull):
+                self.failure = self.failure or error
             self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
     async def start(self, entry: Entry, *, at_once: bool = True) -> bool:
@@ -439,15 +440,6 @@ class LineRun:
             return False
         self.submitted((entry.key,))
         return True
-
-    def affords(self, lines: int) -> bool:
-        """Return whether the limits of the run allow this number of lines of a scorer, if each costs as much as the mean paid line."""
-        if not self._settings.is_limited:
-            return True
-        paid, spent = self._paid, self.budget.spent
-        if not paid:
-            return lines <= min(1 + self._free, UNPAID)  # about one of so many costs something, and shows what a line costs
-        return self.budget.affords(Spent(spent.tokens * lines // paid, spent.cost * lines / paid))
 
     def submitted(self, keys: Iterable[int]) -> None:
         for key in keys:

@@ -30,6 +30,9 @@ includes its cost."""
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 COPIES = ("n", "best_of")
 
+UNPAID = 16
+"""Maximum number of lines that a scorer with a budget has at once until one of its lines has cost something."""
+
 Price = tuple[float, float]  # US dollars for a million prompt tokens and a million completion tokens
 
 
@@ -55,9 +58,10 @@ NOTHING = Spent()
 class SpendingLimit:
     """The limits of a run in US dollars and in tokens, and the amounts that are spent, also by earlier runs, and reserved."""
 
-    def __init__(self, max_cost: float | None = None, max_tokens: int | None = None, spent: Spent = NOTHING) -> None:
+    def __init__(self, max_cost: float | None = None, max_tokens: int | None = None, spent: Spent = NOTHING, paid: int = 0) -> None:
         self._max_cost, self._max_tokens = max_cost, max_tokens
         self.spent, self._reserved = spent, NOTHING
+        self._paid, self._free = paid, 0  # number of lines that have cost something, also in earlier runs, and nothing
 
     @property
     def is_idle(self) -> bool:
@@ -69,6 +73,13 @@ class SpendingLimit:
         total = self.spent + more
         limits = ((total.tokens, self._max_tokens), (total.cost, self._max_cost))
         return all(most is None or spent <= most for spent, most in limits)
+
+    def affords_lines(self, lines: int) -> bool:
+        """Return whether this number of lines of a scorer is within the limits, if each costs as much as the mean paid line."""
+        if self._paid:
+            return self.affords(Spent(self.spent.tokens * lines // self._paid, self.spent.cost * lines / self._paid))
+        has_limit = self._max_cost is not None or self._max_tokens is not None
+        return not has_limit or lines <= min(1 + self._free, UNPAID)  # about one of so many costs something, and shows what a line costs
 
     def reserve(self, most: Spent) -> bool:
         """Reserve the maximum cost of a request, and return True. If it could exceed a limit, reserve nothing and return False."""
@@ -89,6 +100,7 @@ class SpendingLimit:
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace the reservation for a request with its real cost."""
         self._reserved, self.spent = self._reserved - reserved, self.spent + spent
+        self._paid, self._free = self._paid + (spent != NOTHING), self._free + (spent == NOTHING)
 
 
 def highest(prices: Mapping[str, Price], names: Iterable[str]) -> Price | None:
@@ -106,8 +118,13 @@ def upper_bound(call: WireRequest, price: Price | None) -> Spent:
     """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter than a byte.
     Raises ``ConfigError`` if the request does not limit its output."""
     output, params = _most_output(call), call.params
-    inputs_are_params = isinstance(call.codec, PassthroughCodec)
-    prompt = _of_lists(params) if inputs_are_params else _tokens(call.inputs) + _tokens(params)
+    if isinstance(call.codec, PassthroughCodec):  # the inputs are among the parameters
+        # a server may repeat each value that is not a list, such as the query, for every item of a list
+        longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
+        prompt = MESSAGE_TOKENS * longest
+        prompt += sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
+    else:
+        prompt = _tokens(call.inputs) + _tokens(params)
     return Spent(prompt + output, 0.0 if price is None else dollars(price, prompt, output))
 
 
@@ -122,12 +139,6 @@ def _most_output(call: WireRequest) -> int:
         raise ConfigError("it sets no max_tokens, so its cost has no limit; set max_tokens in the line, or for all lines with params")
     prompts = call.params.get("prompt")
     return most * max(1, *(call.params.get(name) or 1 for name in COPIES)) * (len(prompts) if isinstance(prompts, list) else 1)
-
-
-def _of_lists(params: Mapping[str, Any]) -> int:
-    # a server may repeat each value that is not a list, such as the query, for every item of a list
-    longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
-    return MESSAGE_TOKENS * longest + sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
 
 
 def _tokens(value: object) -> int:

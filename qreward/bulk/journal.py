@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import msgspec
-
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import DIGEST, LONGEST_LINE, NEWLINE
 from qreward.bulk.provider import HeldBatch, apply_event
@@ -89,32 +87,34 @@ class Journal:
     def __init__(
         self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False, start_over: bool = False
     ) -> None:
-        self.path, self.torn, self.lost = path, 0, 0
+        self.path, self.torn = path, 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
-        self._lock()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            if not isinstance(error, BlockingIOError):
+                raise ConfigError(f"the journal {str(path)!r} cannot be locked: {error.strerror}; name an output elsewhere") from None
+            raise JournalInUse(f"another run is writing to {str(path)!r}; wait for it, or name another output") from None
         self._index: dict[int, int] = {}  # key -> offset of the result, 0 without one, and two bits
         self._order = array("Q")  # the keys of the lines that were read, in the order of the input
         self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
         self._skips_failed = retry_failed  # the failures of earlier runs
-        self._started: set[int] = set()  # keys of the lines that this run sent and that have no result yet
+        self.started: set[int] = set()  # keys of the lines that this run sent and that have no result in the file
         self.failed_before: set[int] = set()  # keys of lines that failed in an earlier run, and that no server had processed
         self._left_before: dict[int, Spent] = {}  # key of such a line of an earlier run -> its maximum cost
         self.paid_before = 0  # number of results of earlier runs that have a cost
         self.spent_before = NOTHING  # what earlier runs spent; a line of theirs without a result counts with its maximum cost
         self.held: dict[int, HeldBatch] = {}
         self.batches = 0
-        self._end = self._reserved = 0
         self._largest = 4096
         self._unwritten = bytearray()  # records that are not written yet
-        self._unwritten_results: list[int] = []  # keys of the results among them
         self._dirty, self._closing = threading.Event(), threading.Event()
         try:
-            if start_over and was_never_sent(path):
-                os.ftruncate(self._file, 0)
-            self._recover(settings, force=force)
+            self._recover(settings, force=force, start_over=start_over)
         except BaseException as error:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
@@ -132,32 +132,31 @@ class Journal:
             os.dup2(nothing, self._file, inheritable=False)
             os.close(nothing)
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            if not isinstance(error, BlockingIOError):
-                raise ConfigError(f"the journal {str(self.path)!r} cannot be locked: {error.strerror}; name an output elsewhere") from None
-            raise JournalInUse(f"another run is writing to {str(self.path)!r}; wait for it, or name another output") from None
-
     # opening
 
-    def _recover(self, settings: Mapping[str, Any], *, force: bool) -> None:
+    def _recover(self, settings: Mapping[str, Any], *, force: bool, start_over: bool) -> None:
         header = read_header(self.path)
         if not header.endswith(b"\n") and len(header) < LONGEST_LINE:
             self._write_header(header.rstrip(b"\0"), settings)
             return
-        check_header(self.path, header, settings, force=force)
+        check_header(self.path, header, settings, force=force or start_over)
         self._end = len(header)
         for place, end, record in read_records(self.path, self._end):
             self.torn += place - self._end  # damaged records were skipped
+            if start_over and (self.torn or not _is_unsent(record)):
+                start_over = False
+                check_header(self.path, header, settings, force=force)
             self._apply(record, place)
             self._end = end
         with self.path.open("rb") as file:
             file.seek(self._end)
             rest = file.read(CHUNK).rstrip(b"\0")
         self.torn += len(rest)
+        if start_over and not (self.torn or self._left_before) and self.spent_before == NOTHING:  # no request was sent for any line
+            self._index.clear()
+            self._write_header(b"", settings)
+            return
+        check_header(self.path, header, settings, force=force)
         if self._end == len(header) and NEWLINE in rest:  # a killed run leaves at most one incomplete line
             raise ConfigError(f"no record of {str(self.path)!r} is intact; restore the file as it was, name another output, or remove it")
         os.ftruncate(self._file, self._end)
@@ -169,6 +168,7 @@ class Journal:
         if not header.startswith(found):
             raise ConfigError(f"{str(self.path)!r} is not a journal of qreward; name another output, or remove the file")
         os.ftruncate(self._file, 0)
+        self._end = self._reserved = 0
         self._reserve(len(header))
         self._unwritten += header
         self._put()
@@ -225,10 +225,6 @@ class Journal:
     def failed(self) -> int:
         return sum(not found & _OK and found > _READ for found in self._index.values())
 
-    @property
-    def started(self) -> int:
-        return len(self._started)
-
     def in_order(self) -> Iterator[Record]:
         """Yield the results in the order of the input. A line with several results yields the last one."""
         with self.path.open("rb") as file:
@@ -248,11 +244,11 @@ class Journal:
             raise self._error_of(self._sync_error)
         found = encode(STARTED, key, most)
         try:
-            self._reserve(len(self._unwritten) + len(found) + (1 + len(self._started)) * self._largest)
+            self._reserve(len(self._unwritten) + len(found) + (1 + len(self.started)) * self._largest)
         except OSError as error:
             raise self._error_of(error) from None
         self._left_before.pop(key, None)
-        self._started.add(key)
+        self.started.add(key)
         self._unwritten += found
 
     def write(self) -> None:
@@ -267,7 +263,6 @@ class Journal:
         place = self._end + len(self._unwritten)
         self._largest = max(self._largest, self._end_line(DONE if ok else FAILED, key, spent, result))
         self._index[key] = place << 2 | self._index.get(key, 0) & _READ | ok
-        self._unwritten_results.append(key)
         return place
 
     def withdraw(self, key: int, spent: Spent = NOTHING) -> None:
@@ -276,7 +271,7 @@ class Journal:
 
     def _end_line(self, kind: str, key: int, spent: Spent, content: bytes) -> int:
         found = encode(kind, key, spent + self._left_before.pop(key, NOTHING), content)
-        self._started.discard(key)
+        self.started.discard(key)
         self._unwritten += found
         return len(found)
 
@@ -298,18 +293,16 @@ class Journal:
     # writing
 
     def _reserve(self, size: int) -> None:
-        exact = self._end + size - self._reserved
-        for more in (max(CHUNK, exact), exact) if exact > 0 else ():
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(self._file, self._reserved, more)
-            except OSError as error:
-                if error.errno == errno.ENOSPC and more > exact:
-                    continue
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the file system cannot reserve space
-                    raise
-            self._reserved += more
+        if (missing := self._end + size - self._reserved) <= 0:
             return
+        more = max(CHUNK, missing)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file, self._reserved, more)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the file system cannot reserve space
+                raise
+        self._reserved += more
 
     def _put(self) -> None:
         """Write all records that are not written yet. If this raises ``OSError``, the records are kept."""
@@ -318,7 +311,6 @@ class Journal:
             written += os.pwrite(self._file, data[written:] if written else data, self._end + written)
         self._end += len(data)
         self._unwritten.clear()
-        self._unwritten_results.clear()
         self._dirty.set()
 
     def _sync_often(self) -> None:
@@ -349,9 +341,10 @@ class Journal:
                 trouble = trouble or error
         fcntl.flock(self._file, fcntl.LOCK_UN)  # a child that was forked meanwhile may have the file open
         os.close(self._file)
-        self.lost = len(self._unwritten_results)
-        for key in self._unwritten_results:
-            self._index[key] &= _READ
+        for record in filter(None, map(decode, bytes(self._unwritten).splitlines(keepends=True))):
+            if record.kind in (DONE, FAILED):  # the disk is full
+                self._index[record.key] &= _READ
+                self.started.add(record.key)
         if trouble is not None:
             raise self._error_of(trouble)
 
@@ -401,25 +394,9 @@ def read_records(path: Path, place: int = 0, *, in_use: bool = False) -> Iterato
             place += len(line)
 
 
-def was_never_sent(path: Path) -> bool:
-    """Return True if a file is a journal without damage, and each of its lines failed before a request was sent for it."""
-    with suppress(ValueError, AttributeError):
-        header = read_header(path)
-        if json.loads(header).get("format") != FORMAT:
-            return False
-        taken, end = set(), len(header)
-        for place, behind, record in read_records(path, end):
-            if place != end:
-                return False
-            end = behind
-            if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
-                taken.add(record.key)
-                continue
-            error = msgspec.json.decode(record.content)["error"] if record.kind == FAILED else {"code": None}
-            if error["code"] not in _UNSENT or error["status_code"] is not None or error["attempts"]:
-                return False
-            taken.discard(record.key)
-        with path.open("rb") as file:
-            file.seek(end)
-            return not taken and not file.read(CHUNK).strip(b"\0")
-    return False
+def _is_unsent(record: Record) -> bool:
+    """Return whether a line failed before a request was sent for it, or may do so: of a scorer, a line is sent before its item is valid."""
+    if record.kind != FAILED:
+        return record.kind == STARTED
+    error = json.loads(record.content)["error"]
+    return error["code"] in _UNSENT and error["status_code"] is None and not error["attempts"]

@@ -84,25 +84,20 @@ class JournalFolder:
                 if not header.endswith(b"\n"):
                     continue  # another process is writing it
                 check_header(path, header, self._settings, force=self._force)
-                end = len(header)
-            for place, behind, record in read_records(path, end, in_use=True):
-                self._take(part, place, record)
-                end = behind
-            self._ends[part] = end
-
-    def _take(self, part: int, place: int, record: Record) -> None:
-        kind, key = record.kind, record.key
-        if kind != STARTED:
-            self._started.discard(key)
-            if kind == DONE or (kind == FAILED and not self._skips_failed):
-                self.put(key, part, place, ok=record.ok)
-            return
-        self.sent += 1
-        had = self._answers.get(key)
-        if key in self._started or (had is not None and had & 1):
-            self.sent_again += 1
-        elif had is None:
-            self._started.add(key)
+                end = self._ends[part] = len(header)
+            for place, self._ends[part], record in read_records(path, end, in_use=True):
+                kind, key = record.kind, record.key
+                if kind != STARTED:
+                    self._started.discard(key)
+                    if kind == DONE or (kind == FAILED and not self._skips_failed):
+                        self.put(key, part, place, ok=record.ok)
+                    continue
+                self.sent += 1
+                had = self._answers.get(key)
+                if key in self._started or (had is not None and had & 1):
+                    self.sent_again += 1
+                elif had is None:
+                    self._started.add(key)
 
     def put(self, key: int, part: int, place: int, *, ok: bool) -> None:
         """Remember where the result of a row is stored. A success is never replaced; a failure is replaced by any later result."""
@@ -211,7 +206,7 @@ class KeyedRun(LineRun):
             self.refuse(entry, error)
             return future
         batch = self._batch_of(kind)
-        if self.has_given_up(batch):
+        if batch.queue.given_up:
             self.left(batch, entry)
         else:
             batch.queue.put_nowait(entry)  # any number: the caller waits for the results
@@ -238,7 +233,7 @@ class KeyedRun(LineRun):
 
     def left(self, batch: Any, entry: Entry) -> None:
         if entry.key in self._waiting:  # otherwise the run has stopped
-            self._fail_waiting(QRewardError(self._given_up[batch]), (entry.key,))
+            self._fail_waiting(QRewardError(batch.queue.given_up), (entry.key,))
 
     def _fail_waiting(self, error: QRewardError, keys: Iterable[int]) -> None:
         for key in keys:

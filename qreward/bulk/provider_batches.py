@@ -337,13 +337,9 @@ class ProviderBatches:
             return  # the batch stays in the journal, and the next run takes the results that are missing there
         name, kind = batch.api.name, FailureKind.TRANSIENT if found.status == "completed" else FailureKind.TIMEOUT
         words = f"endpoint {name!r}: provider batch {batch.id} is {found.status}, without a result for this line"
-        nothing, left = Failure(kind, RequestError(words, endpoint=name, model=batch.api.model)), []  # paid only if the batch is completed
-        for line, failure in (*again, *((line, nothing) for line in batch.take_rest())):
-            if len(line.attempts) + 1 >= self._bulk.attempts:
-                self._fail_line(batch, line, failure)
-            elif self._try_again(batch, line, failure):
-                left.append(line)
-        await self._send_rest(batch, left)
+        nothing = Failure(kind, RequestError(words, endpoint=name, model=batch.api.model))  # paid only if the batch is completed
+        again += [(line, nothing) for line in batch.take_rest()]
+        await self._send_rest(batch, [line for line, failure in again if self._fail(batch, line, failure, may_repeat=True)])
 
     async def _send_rest(self, batch: Batch, lines: Iterable[Entry]) -> None:
         """End a batch, and put ``lines``, which are lines of the batch, into new files. The batch's results are already in the journal."""
@@ -367,7 +363,7 @@ class ProviderBatches:
             if line is not None:
                 text = secrets.hide(f"endpoint {batch.api.name!r} refused the line: {fault.code}: {fault.message}")
                 error = BadRequest(text, endpoint=batch.api.name, model=batch.api.model)
-                self._fail_line(batch, line, Failure(FailureKind.REFUSED, error))
+                self._fail(batch, line, Failure(FailureKind.REFUSED, error))
         if not named and provider.TOO_MANY_TOKENS not in {fault.code for fault in faults}:
             self._end(batch)
             raise QRewardError(secrets.hide(f"endpoint {batch.api.name!r} refused the file: {words}"))
@@ -435,30 +431,29 @@ class ProviderBatches:
         elif outcome.kind in provider.SENT_AGAIN:
             again.append((line, outcome))
         else:
-            self._fail_line(batch, line, outcome)
+            self._fail(batch, line, outcome)
 
-    def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
-        spent = self._note(batch, line, failure)
-        error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
-        result: Result[Any] = Result(0, None, error, batch.api.name, 0.0, 0.0, line.attempts)
-        self._bulk.tallies.add(result)
-        self._bulk.finish(None, line, result, spent=spent)
+    def _fail(self, batch: Batch, line: Entry, failure: Failure, *, may_repeat: bool = False) -> bool:
+        """Add a failed attempt to a line, and return whether it is to be sent again, which the budget may not allow: then the run stops.
 
-    def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:
-        """Settle the cost of a failed attempt, and return whether the budget allows the next one. If not, stop the run."""
-        spent = self._note(batch, line, failure)
-        self._bulk.settle(line.reserved, spent)
+        The attempt costs its maximum if the provider may have processed it.
+        """
+        bulk, name, status = self._bulk, batch.api.name, getattr(failure.error, "status_code", None)
+        spent = line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING
+        seconds = self._loop.time() - batch.since
+        line.attempts += (AttemptRecord(name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
+        if not may_repeat or len(line.attempts) >= bulk.attempts:
+            error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
+            result: Result[Any] = Result(0, None, error, name, 0.0, 0.0, line.attempts)
+            bulk.tallies.add(result)
+            bulk.finish(None, line, result, spent=spent)
+            return False
+        bulk.settle(line.reserved, spent)
         batch.spent += spent
-        if self._bulk.budget.reserve(line.reserved):
-            return True
-        self._bulk.stop("sending a line again could pass max_cost or max_tokens")
-        return False
-
-    def _note(self, batch: Batch, line: Entry, failure: Failure) -> Spent:
-        """Add a failed attempt to a line. Return the attempt's cost: its maximum if the provider may have processed it."""
-        status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
-        line.attempts += (AttemptRecord(batch.api.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
-        return line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING
+        if not bulk.budget.reserve(line.reserved):
+            bulk.stop("sending a line again could pass max_cost or max_tokens")
+            return False
+        return True
 
 
 def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:

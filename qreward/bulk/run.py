@@ -57,7 +57,6 @@ class BulkRun(LineRun):
         super().__init__(runtime, journal, settings, reader, judge, journal.done)
         self._reading: asyncio.Task[Any] | None = None
         self._is_over = False
-        self._error: BaseException | None = None
         self._read = self._taken = self._resumed = 0
         self._reading_on: asyncio.TimerHandle | None = None
         self._left_out = 0  # lines that the budget did not allow beside the provider batches of earlier runs
@@ -77,19 +76,14 @@ class BulkRun(LineRun):
 
     def _stop_if_all_given_up(self) -> None:
         self._reading_on = None
-        if all(map(self.has_given_up, self._batches.values())):
-            self.stop("; ".join(self._given_up.values()))
+        if len(self.given_up()) == len(self._batches):
+            self.stop("; ".join(self.given_up()))
 
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
         self.stop("it was interrupted")
         for task in self._tasks:
             task.cancel()
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        super()._ended(task)
-        if not task.cancelled() and not isinstance(error := task.exception(), JournalFull):
-            self._error = self._error or error
 
     # lines
 
@@ -130,7 +124,7 @@ class BulkRun(LineRun):
                 else:
                     pool, names = _route(self.runtime, entry.content, self._settings)
                     kind = ProviderBatches if pool is None else self._kind_of(pool, entry.content.model)
-                    if self.has_given_up(self._batches.get(kind)):
+                    if kind in self._batches and self._batches[kind].queue.given_up:
                         return
                     reserved = await self._reserve(entry.content, names, 1 if pool is None else self.attempts)
         except QRewardError as error:
@@ -142,7 +136,7 @@ class BulkRun(LineRun):
         self._taken += 1
         batch = self._batch_of(kind)
         await self.room.acquire()
-        if self.has_given_up(batch):  # while there was no room
+        if batch.queue.given_up:  # while there was no room
             self.room.release()
             self.drop(batch, entry)
         else:
@@ -217,13 +211,12 @@ class BulkRun(LineRun):
             if self._meter is not None:
                 self._meter.close()
             self._is_over = True
-        if self._error is not None:
-            raise self._error
+        if self.failure is not None:
+            raise self.failure
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if all lines are done, and return the paths of results and failures; None for a file that was not written."""
-        if self._reason is None and self._given_up:
-            self._reason = "; ".join(self._given_up.values())
+        self._reason = self._reason or "; ".join(self.given_up()) or None
         if self._reason is None and self._left_out:
             self._reason = f"{self._left_out} lines could pass max_cost or max_tokens beside the provider batches of earlier runs"
         if self._reason is None and not self.has_read_all:
@@ -265,7 +258,7 @@ class BulkRun(LineRun):
             resumed=self._resumed if self.has_read_all else self._done_before,
             sent=self._sent,
             sent_again=self._sent_again,
-            in_flight=journal.started + journal.lost,
+            in_flight=len(journal.started),
             at_provider=(0, 0) if self._provider is None else self._provider.still_running(),
             torn=journal.torn,
             seconds=seconds,
@@ -335,31 +328,28 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, scor
         try:
             entry = Entry(line.digest, line.place)
             reader.read(line, entry)
+            call = entry.content
             if is_scored:
-                check_item(entry.content)
+                check_item(call)
                 found.items += 1
-            else:
-                _plan(found, runtime, entry.content, checked)
+                continue
+            _, names = _route(runtime, call, checked)
         except QRewardError as error:
             found.bad += 1
             if len(found.faults) < SHOWN:
                 text = str(error)
                 found.faults.append(text if text.startswith(line.place) else f"{line.place}: {text}")
+            continue
+        plan, price = found.models.setdefault(call.model, ModelPlan(tuple(names))), highest(runtime.prices, names)
+        prompt, output = call.codec.estimate_tokens(call)
+        plan.requests += 1
+        plan.prompt_tokens += prompt
+        plan.output_tokens += output
+        try:
+            most = upper_bound(call, price)
+        except ConfigError:
+            plan.unlimited += 1
+            continue
+        if price is not None:
+            plan.cost = (plan.cost or 0.0) + most.cost
     return found
-
-
-def _plan(found: DryRun, runtime: Runtime, call: WireRequest, settings: BulkSettings) -> None:
-    _, names = _route(runtime, call, settings)
-    plan = found.models.setdefault(call.model, ModelPlan(tuple(names)))
-    prompt, output = call.codec.estimate_tokens(call)
-    plan.requests += 1
-    plan.prompt_tokens += prompt
-    plan.output_tokens += output
-    price = highest(runtime.prices, names)
-    try:
-        most = upper_bound(call, price)
-    except ConfigError:
-        plan.unlimited += 1
-        return
-    if price is not None:
-        plan.cost = (plan.cost or 0.0) + most.cost

@@ -220,7 +220,12 @@ class RequestMerger(Waiter):
             self.driver.locked(self._submit, paused)
         with engine.lock:
             wake = self._collector.next_deadline()
-        self._wake_at(min(wake, pause_end) if paused else wake)
+        wake = min(wake, pause_end) if paused else wake
+        if wake != inf and (self._timer is None or wake < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = wake
+            self._timer = self.driver.loop.call_later(max(0.0, wake - engine.clock()), self._tick)
 
     def _submit(self, now: float, paused: bool) -> None:
         """Submit an unfilled merged request for each class with waiting items, and the next one if it is sent at once."""
@@ -249,14 +254,6 @@ class RequestMerger(Waiter):
         feed.ended = not self._unread
         feed.left = None if self._unread == inf else len(feed.buffer) + ceil((self.waiting + self._unread) / self.pool.common.length)
         scheduler.refill(now, feed)
-
-    def _wake_at(self, wake: float) -> None:
-        if wake == inf or (self._timer is not None and wake >= self._timer_at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = wake
-        self._timer = self.driver.loop.call_later(max(0.0, wake - self.driver.engine.clock()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -308,7 +305,13 @@ class RequestMerger(Waiter):
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
             if len(request.members) > 1 and not request.misconfigured and may_have_a_bad_item(outcome):
-                self._split(request)
+                # in two halves; repeated splits finally send an invalid item alone
+                items, attempts = request.left(), self._config().retry.attempts
+                tries = max(0, attempts - 2) if request.tries >= attempts else 0
+                parts, served = halves(items), request.split is not None and request.split.others_served
+                split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), served)
+                for part in filter(None, parts):
+                    self._send_again(part, tries, split)
             else:  # a request without items fails if no endpoint is left that could fill it; then all waiting items fail
                 items = request.left() if request.members else [item for item in self._live if item.place is WAITING]
                 self.end(items, lambda _: outcome if len(items) == 1 else cast("QRewardError", own_error(outcome)))
@@ -341,8 +344,10 @@ class RequestMerger(Waiter):
         if not items:
             return False
         request.hold(items)
-        request.payload = self.spec.merged([item.payload for item in items])
-        request.hedge = all(item.hedge for item in items) and self._fits_anywhere(items, limits)
+        calls = [item.payload for item in items]
+        request.payload = self.spec.merged(calls)
+        others = {self._limits_at(each, items) for each in self.pool.sources} - {limits}  # a hedge has the same items, so it must fit too
+        request.hedge = all(item.hedge for item in items) and all(self.spec.fitting(other, calls) == len(calls) for other in others)
         self._sent_at = now
         return True
 
@@ -397,12 +402,6 @@ class RequestMerger(Waiter):
             known = self._limits[source] = self._known.at(source, usual, sizing.MOST if self.spec.divides else None)
         return known.limits
 
-    def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
-        """Return whether every endpoint accepts all items. If not, the request is not hedged, because a hedge has the same items."""
-        others = {self._limits_at(source, items) for source in self.pool.sources} - {limits}
-        calls = [item.payload for item in items]
-        return all(self.spec.fitting(other, calls) == len(calls) for other in others)
-
     # the outcome of a merged request
 
     def _learn(self, request: MergedRequest, source: Source, seconds: float) -> None:
@@ -433,15 +432,6 @@ class RequestMerger(Waiter):
             self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)
         for item in again:  # each item is sent alone, as an ordinary request
             self._send_again([item], 1, Split(None, 1, True))
-
-    def _split(self, request: MergedRequest) -> None:
-        """Send the items again in two halves. Repeated splits finally send an invalid item alone."""
-        items, attempts = request.left(), self._config().retry.attempts
-        tries = max(0, attempts - 2) if request.tries >= attempts else 0
-        parts, served = halves(items), request.split is not None and request.split.others_served
-        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), served)
-        for part in filter(None, parts):
-            self._send_again(part, tries, split)
 
     def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
         request = MergedRequest(items[0].key, self, items, split)

@@ -111,11 +111,11 @@ def in_thread(call: Callable[[], Any], what: str = "function") -> Future[Any]:
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()  # otherwise a cancelled future would count as done while the function still runs
 
-    def job() -> None:
+    def job() -> Callable[[], None]:
         try:
-            future.set_result(call())
+            return partial(future.set_result, call())
         except BaseException as error:
-            future.set_exception(not_exiting(error, what))
+            return partial(future.set_exception, not_exiting(error, what))
 
     if not SHARED.run(job):
         future.set_exception(QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer at once"))

@@ -15,7 +15,8 @@ from bulk_fakes import MODEL, Backend, Folder, Sent, broken, endpoint, failures,
 
 from qreward import Retry
 from qreward.bulk import batches
-from qreward.bulk.batches import SCORING, UNPAID
+from qreward.bulk.batches import SCORING
+from qreward.bulk.budget import UNPAID
 from qreward.bulk.inputs import digest_of
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError

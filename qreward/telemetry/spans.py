@@ -85,7 +85,7 @@ class AttemptScope:
         self.span = tracer.start_span("attempt", self._context, SpanKind.INTERNAL, attributes, (), self._started)
         self._context = set_span_in_context(self.span, self._context)
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         if self._propagates:
             headers: dict[str, str] = {}
             with suppress(Exception):  # raised by the program's own propagator
@@ -94,7 +94,9 @@ class AttemptScope:
             self._carried = CARRIED.set(sendable or None)
         self._attached = attach(self._context)
 
-    def leave(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:  # the coroutine was discarded, perhaps in another context, where this one cannot be left
+            return
         if self._carried is not None:
             CARRIED.reset(self._carried)
         detach(self._attached)

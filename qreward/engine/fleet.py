@@ -145,8 +145,13 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         self._check_entry(name)
-        routes = [_without(route, name) if name in route.endpoints else route for route in self.registered]
-        self._set([entry for entry in self.entries if entry.name != name], [route for route in routes if route is not None])
+        routes = []
+        for route in self.registered:
+            left = tuple(other for other in route.endpoints if other != name)
+            weights = {other: weight for other, weight in route.weights.items() if other != name}
+            if left:
+                routes.append(route.model_copy(update={"endpoints": left, "weights": weights}))
+        self._set([entry for entry in self.entries if entry.name != name], routes)
 
     def register(self, route: Route) -> None:
         """Add a route, or replace the route with the same pattern."""
@@ -294,45 +299,24 @@ class Fleet:
         gone = self._pools.keys() - self._table.items().keys()
         held = {pattern: ref(self._pools.pop(pattern)) for pattern in gone if not len(self._pools[pattern].queue)}
         for weak in held.values():
-            detach(weak())
+            if (pool := weak()) is not None:  # references of its sources would keep it alive
+                for source in tuple(pool.sources):
+                    pool.leave(source)
+                del pool
         self._pools |= {pattern: pool for pattern, weak in held.items() if (pool := weak()) is not None}
         return [self._pools[pattern] for pattern in gone if pattern in self._pools]
 
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
         for driver in self._engine.drivers():
-            if driver.loop is here:
-                self._release_at(driver)
-            else:
-                driver.later(partial(self._release_at, driver))
-
-    def _release_at(self, driver: LoopDriver) -> None:
-        """Call ``keep`` of a driver's backend, in its event loop. Several changes may arrive in another order than they were made."""
-        keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
-        if keep is not None:
-            keep([source.endpoint for source in self.sources()])
-
-
-def _without(route: Route, name: str) -> Route | None:
-    left = tuple(other for other in route.endpoints if other != name)
-    weights = {key: weight for key, weight in route.weights.items() if key in left}
-    return Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights) if left else None
+            if (keep := getattr(driver.backend, "keep", None)) is not None:
+                # the endpoints at the time of the call: several changes may arrive in another order than they were made
+                driver.later(lambda keep=keep: keep([source.endpoint for source in self.sources()]))
 
 
 def _balancing(route: Route | None) -> tuple[LoadBalanceStrategy, dict[str, float]]:
     """Return the strategy and the weights of a registered route, or of the pattern of an endpoint."""
     return (LoadBalanceStrategy.EXPECTED_FINISH, {}) if route is None else (route.strategy, route.weights)
-
-
-def detach(pool: Pool | None) -> None:
-    """Remove a pool with an empty queue from all its sources, because references of the sources would keep the pool alive."""
-    if pool is not None:
-        for source in tuple(pool.sources):
-            pool.leave(source)
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:

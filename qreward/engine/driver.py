@@ -318,19 +318,14 @@ class LoopDriver:
                 if watch is not None and subject.serial != UNWANTED:
                     watch.done(subject, command[2], command[3])
                 waiter.finish(subject, command[2], command[3], command[4])
-            else:  # further commands are appended, because the depth of a recursion would grow with the number of endpoint slots
-                out += self._run_rare(what, subject)
+            elif what == SEND:  # cancelled before the command arrived; its waiter may have left
+                self.ended(subject, CANCELLED)
+            elif what == MORE:
+                if waiter.read(subject):  # appended, because the depth of a recursion would grow with the number of endpoint slots
+                    out += self._change(self.engine.scheduler.refill, subject)
+            elif subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
+                subject.handle.cancel()
         return kept
-
-    def _run_rare(self, what: int, subject: Any) -> Sequence[Command]:
-        """Run a command that most requests do not need. Returns the resulting commands."""
-        if what == SEND:  # cancelled before the command arrived; its waiter may have left
-            self.ended(subject, CANCELLED)
-        if what == MORE and subject.waiter.read(subject):
-            return self._change(self.engine.scheduler.refill, subject)
-        if what == CANCEL and subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
-            subject.handle.cancel()
-        return ()
 
     def post(self, command: Command) -> None:
         """Run a command in this event loop, from another thread or outside the loop. From then on, the driver owns its attempt."""
@@ -596,15 +591,15 @@ class Single(Waiter):
     def start(self, attempt: Attempt) -> None:
         if self._next is None and (self._mine is None or self._mine.handle is None):
             self._next = attempt
-            if self._waiter is not None:
-                self._wake()
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
         else:  # a hedge, while the caller's own asyncio task carries out the first attempt
             self.driver.spawn(attempt)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
-        if self._waiter is not None:
-            self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
         task = self._task
@@ -614,8 +609,3 @@ class Single(Waiter):
 
     def abandon(self) -> list[Task]:
         return [self._task]
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)

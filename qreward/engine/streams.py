@@ -60,11 +60,6 @@ class StreamRestarted:
 class StreamAttempt:
     """Carries out one streamed attempt, once. One timer limits all its waits: it cancels the asyncio task when a wait takes too long."""
 
-    __slots__ = (
-        "_attempt", "_before", "_deadline", "_expired", "_fires_at", "_gaps", "_last", "_limit", "_loop", "_stream", "_task", "_timer",
-        "_timing", "_waiter",
-    )  # fmt: skip
-
     def __init__(self, attempt: Attempt, waiter: AnyStreamWaiter) -> None:
         self._attempt, self._waiter, self._loop = attempt, waiter, waiter.driver.loop
         self._timing: Any = attempt.source.stream_timing

@@ -237,7 +237,7 @@ class Fleet:
             if policies[0].prefix_affinity != policies[1].prefix_affinity:
                 self._affinity = policies[1].prefix_affinity
                 for source in self._sources.values():
-                    self._size_cache(source)
+                    source.prefix_cache.set_capacity(self._affinity and self._affinity.capacity)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -261,15 +261,11 @@ class Fleet:
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.endpoint, source.sends_priority = endpoint, endpoint.send_priority
-        self._size_cache(source)
+        source.prefix_cache.set_capacity(self._affinity and self._affinity.capacity)
         source.paused = self._paused if old is None else old.paused
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
         return source
-
-    def _size_cache(self, source: Source) -> None:
-        """Set the size of a source's prefix cache to the configured size. If no size is configured, the size is learned."""
-        source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
 
     def _replace_pools(self, now: float, registered: dict[str, Route]) -> None:
         """Give each pattern a pool with its new sources and its balancer. A pattern that had a pool keeps that pool."""

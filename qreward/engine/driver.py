@@ -86,6 +86,10 @@ class Waiter(Protocol):
 
     def close(self) -> None:
         """End unfinished tasks with ``ClientClosed``, because the client is closed."""
+        for task in self.abandon():
+            error = ClientClosed("the client was closed before the request was done")
+            self.driver.withdraw([task], error)
+            self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:
         """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
@@ -600,12 +604,6 @@ class Single(Waiter):
         self._result = result_of(task, outcome, source, seconds)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def close(self) -> None:
-        task = self._task
-        error = ClientClosed("the client was closed before the request was done")
-        self.driver.withdraw([task], error)
-        self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:
         return [self._task]

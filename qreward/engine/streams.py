@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Waiter, result_of
-from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout, StreamInterrupted
+from qreward.errors import QRewardError, RequestError, RequestTimeout, StreamInterrupted
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.source import Source
@@ -259,9 +259,12 @@ class StreamingWaiter(Waiter):
         if asyncio.get_running_loop() is not self.driver.loop:
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
-    async def idle(self) -> None:
-        while self._open_attempts:
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
             await self._arrival()
+
+    async def idle(self) -> None:
+        await self.until(lambda: not self._open_attempts)
 
     def end_whole(self) -> None:
         """End the open streams whose answers have ended, and give the answers. Called before the other open streams are given up."""
@@ -316,18 +319,16 @@ class StreamWaiter(StreamingWaiter):
         return self.result is not None
 
     async def begins(self) -> None:
-        while not (self.begun or self.left or self.result):
-            await self._arrival()
+        await self.until(lambda: self.begun or self.left or self.result)
 
     async def ends(self) -> Result[Any]:
         """Wait for the end. Events that have arrived or still arrive are not kept for ``take``."""
         self._only_results = True
         self._events.clear()
         wake(self._wanted_space)
-        while self.result is None:
-            if self.left:
-                raise closed(self.text())
-            await self._arrival()
+        await self.until(lambda: self.result or self.left)
+        if self.result is None:
+            raise closed(self.text())
         return self.result
 
     def text(self) -> str:
@@ -361,16 +362,10 @@ class StreamWaiter(StreamingWaiter):
 
     def close(self) -> None:
         self.end_whole()
-        if self.result is not None:
-            return
-        (task,) = self.abandon()
-        error = ClientClosed("the client was closed before the stream was done")
-        self.driver.withdraw([task], error)
-        self.finish(task, error, None, 0.0)
+        super().close()
 
     def abandon(self) -> list[Task]:
-        assert self._task is not None
-        return [self._task]
+        return [] if self._task is None else [self._task]
 
     def _forget(self) -> None:
         self.driver.waiters.pop(self, None)
@@ -442,8 +437,7 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
         return self._run.done()
 
     async def idle(self) -> None:
-        while not self.over():
-            await self._arrival()
+        await self.until(self.over)
         await super().idle()
 
     # called by the loop driver

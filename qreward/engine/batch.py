@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
+from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
@@ -526,22 +527,11 @@ class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
 
 
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
-    return EndpointStats(
-        sent=counters.sent,
-        answered=counters.ok,
-        rejected=counters.rejected,
-        retried=counters.retried,
-        hedged=counters.hedged,
-        failed=counters.failed,
-        cancelled=counters.cancelled,
-        prompt_tokens=counters.prompt_tokens,
-        completion_tokens=counters.output_tokens,
-        cached_tokens=counters.cached_tokens,
-        p50=latency.at(0.5),
-        p95=latency.at(0.95),
-        p99=latency.at(0.99),
-        **more,
-    )
+    counts: dict[str, Any] = asdict(counters)
+    del counts["server_errors"]
+    counts |= {"answered": counts.pop("ok"), "completion_tokens": counts.pop("output_tokens")}
+    counts |= {f"p{percent}": latency.at(percent / 100) for percent in (50, 95, 99)}
+    return EndpointStats(**counts, **more)
 
 
 def size_of(items: object) -> int | None:

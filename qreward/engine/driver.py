@@ -595,15 +595,19 @@ class Single(Waiter):
     def start(self, attempt: Attempt) -> None:
         if self._next is None and (self._mine is None or self._mine.handle is None):
             self._next = attempt
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+            if self._waiter is not None:
+                self._wake()
         else:  # a hedge, while the caller's own asyncio task carries out the first attempt
             self.driver.spawn(attempt)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            self._wake()
 
     def abandon(self) -> list[Task]:
         return [self._task]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

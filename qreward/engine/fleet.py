@@ -237,7 +237,7 @@ class Fleet:
             if policies[0].prefix_affinity != policies[1].prefix_affinity:
                 self._affinity = policies[1].prefix_affinity
                 for source in self._sources.values():
-                    source.prefix_cache.set_capacity(self._affinity and self._affinity.capacity)
+                    source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -261,7 +261,7 @@ class Fleet:
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.endpoint, source.sends_priority = endpoint, endpoint.send_priority
-        source.prefix_cache.set_capacity(self._affinity and self._affinity.capacity)
+        source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
         source.paused = self._paused if old is None else old.paused
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
@@ -305,9 +305,12 @@ class Fleet:
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""
         for driver in self._engine.drivers():
-            if (keep := getattr(driver.backend, "keep", None)) is not None:
-                # the endpoints at the time of the call: several changes may arrive in another order than they were made
-                driver.later(lambda keep=keep: keep([source.endpoint for source in self.sources()]))
+            if hasattr(driver.backend, "keep"):
+                driver.later(partial(self._release_at, driver.backend.keep))
+
+    def _release_at(self, keep: Callable[[list[object]], object]) -> None:
+        """Call ``keep`` of a backend, in its event loop. Several changes may arrive in another order than they were made."""
+        keep([source.endpoint for source in self.sources()])
 
 
 def _balancing(route: Route | None) -> tuple[LoadBalanceStrategy, dict[str, float]]:

@@ -45,17 +45,12 @@ class Backend(Protocol):
 
 
 class SchedulerProtocol(Protocol):
-    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common. After each call of a method, the engine takes the
-    resulting commands from ``out`` and the changes of health from ``health_changes``."""
+    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common, beside the methods ``submit``, ``withdraw``,
+    ``event``, ``tick`` and ``next_wake``. After each call of a method, the engine takes the resulting commands from ``out`` and the changes
+    of health from ``health_changes``."""
 
     out: list[Command]
     health_changes: list[HealthChange]
-
-    def submit(self, now: float, task: Any, /) -> None: ...
-    def withdraw(self, now: float, tasks: list[Any], /) -> None: ...
-    def event(self, now: float, attempt: Any, outcome: Any, /) -> None: ...
-    def tick(self, now: float, /) -> None: ...
-    def next_wake(self) -> float | None: ...
 
 
 class Waiter(Protocol):

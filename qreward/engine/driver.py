@@ -317,14 +317,19 @@ class LoopDriver:
                 if watch is not None and subject.serial != UNWANTED:
                     watch.done(subject, command[2], command[3])
                 waiter.finish(subject, command[2], command[3], command[4])
-            elif what == SEND:  # cancelled before the command arrived; its waiter may have left
-                self.ended(subject, CANCELLED)
-            elif what == MORE:
-                if waiter.read(subject):  # appended, because the depth of a recursion would grow with the number of endpoint slots
-                    out += self._change(self.engine.scheduler.refill, subject)
-            elif subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
-                subject.handle.cancel()
+            else:  # further commands are appended, because the depth of a recursion would grow with the number of endpoint slots
+                out += self._run_rare(what, subject)
         return kept
+
+    def _run_rare(self, what: int, subject: Any) -> Sequence[Command]:
+        """Run a command that most requests do not need. Returns the resulting commands."""
+        if what == SEND:  # cancelled before the command arrived; its waiter may have left
+            self.ended(subject, CANCELLED)
+        if what == MORE and subject.waiter.read(subject):
+            return self._change(self.engine.scheduler.refill, subject)
+        if what == CANCEL and subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
+            subject.handle.cancel()
+        return ()
 
     def post(self, command: Command) -> None:
         """Run a command in this event loop, from another thread or outside the loop. From then on, the driver owns its attempt."""

@@ -17,7 +17,6 @@ and again, because endpoints come and go.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -32,7 +31,7 @@ from typing import cast
 from urllib.parse import urlsplit
 from weakref import ref
 
-from qreward.engine.driver import Engine, LoopDriver
+from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint

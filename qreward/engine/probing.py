@@ -73,7 +73,8 @@ class ProbingEngine(Engine[Scheduler]):
             return
         self._stop()
         for source in self.probed():
-            task = driver.loop.create_task(self._probe(driver, source), context=Context())  # an empty context does not keep the caller's alive
+            # an empty context does not keep the caller's alive
+            task = driver.loop.create_task(self._probe(driver, source), context=Context())
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
 

@@ -30,7 +30,7 @@ class ProbingEngine(Engine[Scheduler]):
         super().__init__(*arguments, **settings)
         self._prober: LoopDriver | None = None  # whose event loop makes the probes
         self._states: dict[Source, ProbeState] = {}
-        self._probes: set[asyncio.Task[None]] = set()  # one for each source
+        self._probes: dict[Source, asyncio.Task[None] | asyncio.TimerHandle] = {}  # the probe under way, or the timer of the next one
 
     def watch_over(self, sources: Callable[[], Iterable[Source]], on_result: Callable[[Source, ProbeResult], object] | None = None) -> None:
         """Set the sources to probe, and what is called with each result, under the engine's lock. Must be called before the first use."""
@@ -64,7 +64,9 @@ class ProbingEngine(Engine[Scheduler]):
 
     def _probe_in(self, driver: LoopDriver) -> None:
         if hasattr(driver.backend, "look") and (self._prober is None or not self._prober.loop.is_running()):
-            self._prober, self._probes = driver, set()  # tasks of a closed event loop cannot be cancelled
+            self._prober = driver
+            # tasks of a closed event loop cannot be cancelled
+            self._probes = {source: probe for source, probe in self._probes.items() if isinstance(probe, asyncio.TimerHandle)}
             self._start(driver)
 
     def _start(self, driver: LoopDriver) -> None:
@@ -73,10 +75,7 @@ class ProbingEngine(Engine[Scheduler]):
             return
         self._stop()
         for source in self.probed():
-            # an empty context does not keep the caller's alive
-            task = driver.loop.create_task(self._probe(driver, source), context=Context())
-            self._probes.add(task)
-            task.add_done_callback(self._probes.discard)
+            self._begin(driver, source)
 
     def probed(self) -> list[Source]:
         with self.lock:
@@ -85,24 +84,27 @@ class ProbingEngine(Engine[Scheduler]):
         return sources
 
     def _stop(self) -> None:
-        for task in self._probes:
-            task.cancel()
+        for probe in self._probes.values():
+            probe.cancel()
+        self._probes.clear()
+
+    def _begin(self, driver: LoopDriver, source: Source) -> None:
+        if self._prober is driver and not self.closed:  # an empty context does not keep the caller's alive
+            self._probes[source] = driver.loop.create_task(self._probe(driver, source), context=Context())
 
     async def _probe(self, driver: LoopDriver, source: Source) -> None:
-        """Probe a source at its interval. Ends with the loop driver, or when the source is removed or no longer probed."""
         look: Callable[[Endpoint], Awaitable[ProbeResult]] = driver.backend.look  # type: ignore[attr-defined]
-        me = asyncio.current_task()
-        while me in self._probes and (every := interval(source)) is not None and not (source.removed or self.closed):
-            due = driver.loop.time() + every
-            try:
-                async with asyncio.timeout(TIMEOUT):
-                    result = await look(cast("Endpoint", source.endpoint))
-            except TimeoutError:
-                result = ProbeResult()
-            except Exception as error:  # a failing probe must not make anything else fail
-                result = ProbeResult(trouble=f"the probe raised {type(error).__name__}")
-            self.seen(source, result)
-            await asyncio.sleep(due - driver.loop.time())
+        began = driver.loop.time()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                result = await look(cast("Endpoint", source.endpoint))
+        except TimeoutError:
+            result = ProbeResult()
+        except Exception as error:  # a failing probe must not make anything else fail
+            result = ProbeResult(trouble=f"the probe raised {type(error).__name__}")
+        self.seen(source, result)
+        if (every := interval(source)) is not None and not source.removed and self._probes.get(source) is asyncio.current_task():
+            self._probes[source] = driver.loop.call_at(began + every, self._begin, driver, source, context=Context())
 
     def seen(self, source: Source, result: ProbeResult) -> None:
         state = self._states.get(source)

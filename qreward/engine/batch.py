@@ -235,8 +235,7 @@ class BatchWaiter(Waiter):
             function(*arguments)
         except BaseException as error:
             self._fail(error)
-            self._drop_unstarted()
-            self._end_if_done()
+            self.finish_started()
             return False
         return True
 

@@ -164,10 +164,18 @@ class Fleet:
         self._set(self.entries, self.registered)
 
     def reload(self, before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-        """Replace the current configuration ``before`` by the valid configuration ``after``. Returns their :func:`differences`."""
+        """Replace the current configuration ``before`` by the valid configuration ``after``.
+
+        Returns the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``.
+        """
         if before != after:
             self._set(after.endpoints, after.routes, (before, after))
-        return differences(before, after)
+        old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
+        names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+        names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
+        if {route.pattern: route for route in before.routes} != {route.pattern: route for route in after.routes}:
+            names.add("routes")
+        return frozenset(names)
 
     def mark(self, name: str, *, down: bool) -> None:
         """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
@@ -315,16 +323,6 @@ class Fleet:
 def _balancing(route: Route | None) -> tuple[LoadBalanceStrategy, dict[str, float]]:
     """Return the strategy and the weights of a registered route, or of the pattern of an endpoint."""
     return (LoadBalanceStrategy.EXPECTED_FINISH, {}) if route is None else (route.strategy, route.weights)
-
-
-def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Return the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``."""
-    old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
-    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-    names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
-    if {route.pattern: route for route in before.routes} != {route.pattern: route for route in after.routes}:
-        names.add("routes")
-    return frozenset(names)
 
 
 def is_same_server(old: Endpoint, new: Endpoint) -> bool:

@@ -31,7 +31,7 @@ from typing import cast
 from urllib.parse import urlsplit
 from weakref import ref
 
-from qreward.engine.driver import Engine
+from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
@@ -312,12 +312,16 @@ class Fleet:
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""
         for driver in self._engine.drivers():
-            if hasattr(driver.backend, "keep"):
-                driver.later(partial(self._release_at, driver.backend.keep))
+            if driver.thread == threading.get_ident() and driver.loop.is_running():  # before the next request
+                self._release_at(driver)
+            else:
+                driver.later(partial(self._release_at, driver))
 
-    def _release_at(self, keep: Callable[[list[object]], object]) -> None:
-        """Call ``keep`` of a backend, in its event loop. Several changes may arrive in another order than they were made."""
-        keep([source.endpoint for source in self.sources()])
+    def _release_at(self, driver: LoopDriver) -> None:
+        """Call ``keep`` of a driver's backend, in its event loop. Several changes may arrive in another order than they were made."""
+        keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
+        if keep is not None:
+            keep([source.endpoint for source in self.sources()])
 
 
 def _balancing(route: Route | None) -> tuple[LoadBalanceStrategy, dict[str, float]]:

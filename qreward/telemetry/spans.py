@@ -90,14 +90,17 @@ class AttemptScope:
                 propagate.inject(headers, self._context)
             sendable = {name: text for name, text in headers.items() if isinstance(text, str) and text.isascii() and text.isprintable()}
             self._carried = CARRIED.set(sendable or None)
-        self._attached = attach(self._context)
+        with suppress(Exception):
+            self._attached = attach(self._context)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is GeneratorExit:  # the coroutine was discarded, perhaps in another context, where this one cannot be left
             return
         if self._carried is not None:
             CARRIED.reset(self._carried)
-        detach(self._attached)
+        if self._attached is not None:
+            with suppress(Exception):
+                detach(self._attached)
 
 
 @dataclass(slots=True, eq=False)

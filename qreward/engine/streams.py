@@ -213,8 +213,6 @@ class StreamAttempt:
 class StreamingWaiter(Waiter):
     """A waiter whose attempts are streams. One consumer takes their events. ``leave``, in the event loop's thread, gives the streams up."""
 
-    __slots__ = ("_ahead", "_events", "_only_results", "_open_attempts", "_read_by_one", "_waiting", "_wanted_space", "driver")
-
     def __init__(self, driver: LoopDriver, ahead: int) -> None:
         self.driver, self._ahead = driver, ahead
         self._events: deque[Any] = deque()  # events that have arrived and are not yet taken
@@ -296,8 +294,6 @@ def wake(waiting: list[asyncio.Future[None]]) -> None:
 
 
 class StreamWaiter(StreamingWaiter):
-    __slots__ = ("_stream", "_task", "context", "left", "result")
-
     def __init__(self, driver: LoopDriver) -> None:
         super().__init__(driver, AHEAD)
         self.left = False  # the consumer has given up the stream

@@ -34,8 +34,6 @@ from qreward.transport.redaction import Secrets, secrets_of
 class CallKind:
     """The attributes that all calls with the same operation, model and route share. ``start`` is known when a span starts, for samplers."""
 
-    __slots__ = ("_providers", "inference", "metric", "model", "name", "queue", "start")
-
     def __init__(
         self, operation: str, model: str, route: str, streamed: bool, items: int, provider: str, providers: Mapping[str, str]
     ) -> None:

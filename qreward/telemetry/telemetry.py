@@ -237,8 +237,6 @@ def known(attributes: Mapping[str, Any]) -> Attributes:
 class ServerAddress:
     """The attributes of one endpoint at one address: of its server, and of the endpoint with its server."""
 
-    __slots__ = ("attributes", "name", "server")
-
     def __init__(self, name: str, url: object) -> None:
         self.name = name
         parts = urlsplit(url if isinstance(url, str) else "")

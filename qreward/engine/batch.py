@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
-from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from qreward.engine.background import report_error
@@ -525,12 +525,15 @@ class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
         return stats
 
 
+_counts_of = attrgetter(
+    "sent", "ok", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "output_tokens", "cached_tokens"
+)
+"""Returns the counts of a ``SourceCounters`` in the order of the first fields of ``EndpointStats``."""
+
+
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
-    counts: dict[str, Any] = asdict(counters)
-    del counts["server_errors"]
-    counts |= {"answered": counts.pop("ok"), "completion_tokens": counts.pop("output_tokens")}
-    counts |= {f"p{percent}": latency.at(percent / 100) for percent in (50, 95, 99)}
-    return EndpointStats(**counts, **more)
+    counts: dict[str, Any] = dict(zip(EndpointStats.__slots__, _counts_of(counters), strict=False))
+    return EndpointStats(**counts, p50=latency.at(0.5), p95=latency.at(0.95), p99=latency.at(0.99), **more)
 
 
 def size_of(items: object) -> int | None:

@@ -93,10 +93,8 @@ class AiohttpTransport(HttpTransport):
     def failed(self, error: BaseException) -> TransportError:
         """Return the ``TransportError`` for an exception. After a break, no idle connection is used again, because it may be dead too."""
         failure = translate(error, self._proxy)
-        if failure.sent and self._session is not None and isinstance(connector := self._session.connector, GatedConnector):
-            for key in list(connector._conns):
-                for protocol, _ in connector._conns.pop(key):
-                    protocol.close()
+        if failure.sent and self._session is not None and isinstance(self._session.connector, GatedConnector):
+            self._session.connector.close_idle()
         return failure
 
     def ended(self, response: aiohttp.ClientResponse) -> None:
@@ -248,6 +246,11 @@ class GatedConnector(aiohttp.TCPConnector):
     def _release(self, key: ConnectionKey, protocol: aiohttp.client_proto.ResponseHandler, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
         protocol._parser = None  # without a parser, aiohttp keeps all bytes that arrive, and ``should_close`` becomes True
+
+    def close_idle(self) -> None:
+        for key in list(self._conns):
+            for protocol, _ in self._conns.pop(key):
+                protocol.close()
 
 
 def translate(error: BaseException, proxy: str | None = None) -> TransportError:

@@ -184,9 +184,9 @@ def alone(telemetry: Telemetry | None, calls: int) -> float:
         if watch is not None:
             watch.sent(attempt)
         if attempt.span is not None:
-            attempt.span.enter()
+            attempt.span.__enter__()
             with_carried(None)
-            attempt.span.leave()
+            attempt.span.__exit__(None)
         attempt.won, task.attempt = True, None
         if watch is not None:
             watch.ended(attempt, answer)

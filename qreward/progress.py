@@ -99,18 +99,17 @@ def start_progress(
     return None if view is None else ProgressMeter(view, total, route, prices or {}, clock)
 
 
+@dataclass(eq=False)
 class ProgressMeter:
     """Counts the results of one batch and shows the counts. An exception from the view is logged once; the batch continues."""
 
-    def __init__(
-        self,
-        view: View,
-        total: int | None,
-        route: Route | None,
-        prices: Mapping[str, tuple[float, float]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._view, self._total, self._route, self._prices, self._clock = view, total, route, prices, clock
+    view: View
+    total: int | None  # may be set later, if it was not known at the start
+    route: Route | None
+    prices: Mapping[str, tuple[float, float]]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._counts = dict.fromkeys(
             ("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens", "cached_tokens"), 0
         )
@@ -118,7 +117,7 @@ class ProgressMeter:
         self._latencies = Quantiles(fade_after=1000)
         self._troubled = self._closed = False
         self._interval = INTERVAL
-        self._began = self._due = self._moved_at = clock()
+        self._began = self._due = self._moved_at = self.clock()
         self._quiet_since: float | None = None  # when the last item had ended at the time at which the reason was shown
 
     def add(self, result: Result[Any]) -> None:
@@ -132,7 +131,7 @@ class ProgressMeter:
                 counts["prompt_tokens"] += prompt
                 counts["completion_tokens"] += completion
                 counts["cached_tokens"] += usage.cached_tokens or 0
-                if (price := self._prices.get(result.endpoint or "")) is not None:
+                if (price := self.prices.get(result.endpoint or "")) is not None:
                     self._cost += dollars(price, prompt, completion)
         else:
             counts["failed"] += 1
@@ -141,18 +140,14 @@ class ProgressMeter:
             counts["hedged"] += any(attempt.hedge for attempt in attempts)
             counts["retried"] += any(True for _ in retries(attempts))
             counts["rejected"] += any(attempt.outcome == "overloaded" for attempt in attempts)
-        self._moved_at = now = self._clock()
+        self._moved_at = now = self.clock()
         if now >= self._due:
             self._show(now)
 
-    def expect(self, total: int | None) -> None:
-        """Set the number of items, if it was not known at the start."""
-        self._total = total
-
     def refresh(self) -> None:
         """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds."""
-        now = self._clock()
-        is_quiet = self._route is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
+        now = self.clock()
+        is_quiet = self.route is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
         if now >= self._due or is_quiet:
             self._quiet_since = self._moved_at if is_quiet else self._quiet_since
             self._show(now)
@@ -162,7 +157,7 @@ class ProgressMeter:
             return
         self._closed = last
         try:
-            self._interval = self._view(self.snapshot(), last)
+            self._interval = self.view(self.snapshot(), last)
         except Exception:  # a closed terminal or the user's function must not end the batch
             if not self._troubled:
                 self._troubled = True
@@ -171,23 +166,23 @@ class ProgressMeter:
 
     def close(self) -> None:
         """Show the final counts. Further calls do nothing."""
-        self._show(self._clock(), last=True)
+        self._show(self.clock(), last=True)
 
     def snapshot(self) -> Progress:
-        now = self._clock()
+        now = self.clock()
         elapsed, quiet = now - self._began, now - self._moved_at
         done = self._counts["ok"] + self._counts["failed"]
-        left = 0 if self._total is None else max(0, self._total - done)
-        state = RouteState() if self._route is None else self._route(left, quiet >= QUIET)
+        left = 0 if self.total is None else max(0, self.total - done)
+        state = RouteState() if self.route is None else self.route(left, quiet >= QUIET)
         counts: dict[str, Any] = self._counts | state._asdict()
         counts["eta"] = _widened(state.eta, left * elapsed / done if done else None, quiet) if left else None
         return Progress(
             **counts,
             done=done,
-            total=self._total,
+            total=self.total,
             elapsed=elapsed,
             p95=self._latencies.at(0.95),
-            cost=self._cost if self._prices else None,
+            cost=self._cost if self.prices else None,
         )
 
 

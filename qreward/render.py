@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -151,16 +150,12 @@ def _sums(stats: BatchStats) -> str:
 
 def errors_table(errors: Iterable[QRewardError]) -> str:
     """Return a table with a row for each type of error, the most frequent first, or ``""`` if there are no errors."""
-    counts: Counter[str] = Counter()
-    first: dict[str, QRewardError] = {}
+    kinds: dict[str, list[QRewardError]] = {}
     for error in errors:
-        name = type(error).__name__
-        counts[name] += 1
-        first.setdefault(name, error)
-    rows = [
-        {"error": name, "items": number(count), "the first of them": clip(str(first[name]), MOST_ERROR)}
-        for name, count in counts.most_common()
-    ]
+        kinds.setdefault(type(error).__name__, []).append(error)
+    rows = []
+    for name, found in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        rows.append({"error": name, "items": number(len(found)), "the first of them": clip(str(found[0]), MOST_ERROR)})
     return table(rows, ("error", "the first of them"))
 
 

@@ -42,6 +42,7 @@ class Answered(Protocol):
     def text(self) -> str: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Result(Generic[T]):
     """The outcome of one item: a response or an error.
 
@@ -57,28 +58,15 @@ class Result(Generic[T]):
         attempts: all attempts, the oldest first.
     """
 
-    __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
-
-    def __init__(
-        self,
-        index: int,
-        answer: Answered | None,
-        error: QRewardError | None,
-        endpoint: str | None,
-        latency: float,
-        queued: float,
-        trail: tuple[AttemptRecord, ...] = (),
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.index = index
-        self._extra = extra
-        self.error = error
-        self.endpoint = endpoint
-        self.latency = latency
-        self.queued = queued
-        self._answer = answer
-        self._trail = trail
-        self._value: T | None = None
+    index: int
+    _answer: Answered | None
+    error: QRewardError | None
+    endpoint: str | None
+    latency: float
+    queued: float
+    _trail: tuple[AttemptRecord, ...] = ()
+    _extra: Mapping[str, Any] | None = None
+    _value: T | None = field(default=None, init=False)
 
     @property
     def ok(self) -> bool:

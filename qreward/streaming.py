@@ -27,8 +27,6 @@ T_co = TypeVar("T_co", covariant=True)
 class StreamHandle(Generic[W]):
     """A stream that may not have started. ``begin`` starts it in the running event loop and returns its waiter."""
 
-    __slots__ = ("_begin", "_closed", "_restarts", "_waiter")
-
     def __init__(self, begin: Callable[[], W], *, restarts: bool) -> None:
         self._begin, self._restarts = begin, restarts
         self._waiter: W | None = None
@@ -85,8 +83,6 @@ class StreamHandle(Generic[W]):
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
     """An iterator over what ``show`` returns for each event, except None. Leaving the iterator early closes the stream."""
 
-    __slots__ = ("_show", "_stream")
-
     def __init__(self, stream: StreamHandle[Any], show: Callable[[Any], T_co | None]) -> None:
         self._stream, self._show = stream, show
 
@@ -129,8 +125,6 @@ class Stream(StreamHandle[StreamWaiter]):
         ...         print(token, end="")
         ...     return (await stream.final()).usage
     """
-
-    __slots__ = ()
 
     def __aiter__(self) -> AsyncIterator[str]:
         self._refuse_restarts("final()")
@@ -202,8 +196,6 @@ class BatchStream(StreamHandle[BatchStreamWaiter]):
         ...     return (await stream.results()).errors
     """
 
-    __slots__ = ("_on_stream_error",)
-
     def __init__(self, begin: Callable[[], BatchStreamWaiter], on_stream_error: OnStreamError, *, restarts: bool) -> None:
         super().__init__(begin, restarts=restarts)
         self._on_stream_error = on_stream_error
@@ -267,8 +259,6 @@ class SyncStream(BlockingTwin[Stream]):
         ...         return stream.final().usage
     """
 
-    __slots__ = ()
-
     def __iter__(self) -> Iterator[str]:
         return _read(aiter(self._async))
 
@@ -289,8 +279,6 @@ class SyncStream(BlockingTwin[Stream]):
 
 class SyncBatchStream(BlockingTwin[BatchStream]):
     """Many chat completions that arrive token by token. See :class:`BatchStream`."""
-
-    __slots__ = ()
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return _read(aiter(self._async))

@@ -110,7 +110,7 @@ def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     clock = Clock()
     load = RouteState(3, 8, 1, 2)
     meter = meter_of(seen.append, clock=clock, route=lambda *_: load, prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
-    meter.expect(10)
+    meter.total = 10
     meter.add(good(usage=Usage(1000, 200, 1200, PromptTokensDetails(400))))
     meter.add(good(endpoint="b", usage=Usage(10, None, 10)))
     meter.add(good(endpoint="free"))
@@ -219,7 +219,7 @@ def test_a_bar_inside_another_goes_away_when_it_is_done_and_the_outer_one_stays(
     def run_one() -> Any:
         meter = meter_of(True, 1, title="rewards")
         meter.add(good())
-        bar = meter._view._bar  # type: ignore[union-attr, attr-defined]
+        bar = meter.view._bar  # type: ignore[union-attr, attr-defined]
         meter.close()
         assert bar.disable  # tqdm's word for closed
         return bar
@@ -368,7 +368,7 @@ def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
         clock = Clock()
         meter = meter_of(True, 3, clock=clock)
         meter.refresh()
-        bar = meter._view._bar  # type: ignore[union-attr, attr-defined]
+        bar = meter.view._bar  # type: ignore[union-attr, attr-defined]
         terminal.broken = True
         for _ in range(3):
             clock.now += 1.0

@@ -238,7 +238,7 @@ class BulkRun(LineRun):
         if lines is not None:
             ours = len(self._settings.in_shard(range(lines)))
             most = min(max(0, ours - self._done_before), most or ours)
-        meter.expect(most)  # None if the number of lines is not known in advance
+        meter.total = most  # None if the number of lines is not known in advance
         while True:
             meter.refresh()
             await asyncio.sleep(REFRESH_INTERVAL)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mappin
 from contextvars import copy_context
 from functools import partial
 from itertools import count, islice
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from qreward.engine.background import report_error
@@ -234,8 +235,7 @@ class BatchWaiter(Waiter):
             function(*arguments)
         except BaseException as error:
             self._fail(error)
-            self._drop_unstarted()
-            self._end_if_done()
+            self.finish_started()
             return False
         return True
 
@@ -525,23 +525,15 @@ class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
         return stats
 
 
+_counts_of = attrgetter(
+    "sent", "ok", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "output_tokens", "cached_tokens"
+)
+"""Returns the counts of a ``SourceCounters`` in the order of the first fields of ``EndpointStats``."""
+
+
 def endpoint_stats(counters: SourceCounters, latency: Quantiles | LatencyStats, **more: Any) -> EndpointStats:
-    return EndpointStats(
-        sent=counters.sent,
-        answered=counters.ok,
-        rejected=counters.rejected,
-        retried=counters.retried,
-        hedged=counters.hedged,
-        failed=counters.failed,
-        cancelled=counters.cancelled,
-        prompt_tokens=counters.prompt_tokens,
-        completion_tokens=counters.output_tokens,
-        cached_tokens=counters.cached_tokens,
-        p50=latency.at(0.5),
-        p95=latency.at(0.95),
-        p99=latency.at(0.99),
-        **more,
-    )
+    counts: dict[str, Any] = dict(zip(EndpointStats.__slots__, _counts_of(counters), strict=False))
+    return EndpointStats(**counts, p50=latency.at(0.5), p95=latency.at(0.95), p99=latency.at(0.99), **more)
 
 
 def size_of(items: object) -> int | None:

@@ -45,17 +45,12 @@ class Backend(Protocol):
 
 
 class SchedulerProtocol(Protocol):
-    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common. After each call of a method, the engine takes the
-    resulting commands from ``out`` and the changes of health from ``health_changes``."""
+    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common, beside the methods ``submit``, ``withdraw``,
+    ``event``, ``tick`` and ``next_wake``. After each call of a method, the engine takes the resulting commands from ``out`` and the changes
+    of health from ``health_changes``."""
 
     out: list[Command]
     health_changes: list[HealthChange]
-
-    def submit(self, now: float, task: Any, /) -> None: ...
-    def withdraw(self, now: float, tasks: list[Any], /) -> None: ...
-    def event(self, now: float, attempt: Any, outcome: Any, /) -> None: ...
-    def tick(self, now: float, /) -> None: ...
-    def next_wake(self) -> float | None: ...
 
 
 class Waiter(Protocol):
@@ -86,6 +81,10 @@ class Waiter(Protocol):
 
     def close(self) -> None:
         """End unfinished tasks with ``ClientClosed``, because the client is closed."""
+        for task in self.abandon():
+            error = ClientClosed("the client was closed before the request was done")
+            self.driver.withdraw([task], error)
+            self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:
         """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
@@ -606,16 +605,9 @@ class Single(Waiter):
         if self._waiter is not None:
             self._wake()
 
-    def close(self) -> None:
-        task = self._task
-        error = ClientClosed("the client was closed before the request was done")
-        self.driver.withdraw([task], error)
-        self.finish(task, error, None, 0.0)
-
     def abandon(self) -> list[Task]:
         return [self._task]
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

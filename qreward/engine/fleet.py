@@ -17,7 +17,6 @@ and again, because endpoints come and go.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -145,8 +144,13 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         self._check_entry(name)
-        routes = [_without(route, name) if name in route.endpoints else route for route in self.registered]
-        self._set([entry for entry in self.entries if entry.name != name], [route for route in routes if route is not None])
+        routes = []
+        for route in self.registered:
+            left = tuple(other for other in route.endpoints if other != name)
+            weights = {other: weight for other, weight in route.weights.items() if other != name}
+            if left:
+                routes.append(route.model_copy(update={"endpoints": left, "weights": weights}))
+        self._set([entry for entry in self.entries if entry.name != name], routes)
 
     def register(self, route: Route) -> None:
         """Add a route, or replace the route with the same pattern."""
@@ -160,10 +164,18 @@ class Fleet:
         self._set(self.entries, self.registered)
 
     def reload(self, before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-        """Replace the current configuration ``before`` by the valid configuration ``after``. Returns their :func:`differences`."""
+        """Replace the current configuration ``before`` by the valid configuration ``after``.
+
+        Returns the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``.
+        """
         if before != after:
             self._set(after.endpoints, after.routes, (before, after))
-        return differences(before, after)
+        old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
+        names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+        names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
+        if {route.pattern: route for route in before.routes} != {route.pattern: route for route in after.routes}:
+            names.add("routes")
+        return frozenset(names)
 
     def mark(self, name: str, *, down: bool) -> None:
         """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
@@ -232,7 +244,7 @@ class Fleet:
             if policies[0].prefix_affinity != policies[1].prefix_affinity:
                 self._affinity = policies[1].prefix_affinity
                 for source in self._sources.values():
-                    self._size_cache(source)
+                    source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -256,15 +268,11 @@ class Fleet:
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.endpoint, source.sends_priority = endpoint, endpoint.send_priority
-        self._size_cache(source)
+        source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
         source.paused = self._paused if old is None else old.paused
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
         return source
-
-    def _size_cache(self, source: Source) -> None:
-        """Set the size of a source's prefix cache to the configured size. If no size is configured, the size is learned."""
-        source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
 
     def _replace_pools(self, now: float, registered: dict[str, Route]) -> None:
         """Give each pattern a pool with its new sources and its balancer. A pattern that had a pool keeps that pool."""
@@ -294,18 +302,17 @@ class Fleet:
         gone = self._pools.keys() - self._table.items().keys()
         held = {pattern: ref(self._pools.pop(pattern)) for pattern in gone if not len(self._pools[pattern].queue)}
         for weak in held.values():
-            detach(weak())
+            if (pool := weak()) is not None:  # references of its sources would keep it alive
+                for source in tuple(pool.sources):
+                    pool.leave(source)
+                del pool
         self._pools |= {pattern: pool for pattern, weak in held.items() if (pool := weak()) is not None}
         return [self._pools[pattern] for pattern in gone if pattern in self._pools]
 
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
         for driver in self._engine.drivers():
-            if driver.loop is here:
+            if driver.thread == threading.get_ident() and driver.loop.is_running():  # before the next request
                 self._release_at(driver)
             else:
                 driver.later(partial(self._release_at, driver))
@@ -317,32 +324,9 @@ class Fleet:
             keep([source.endpoint for source in self.sources()])
 
 
-def _without(route: Route, name: str) -> Route | None:
-    left = tuple(other for other in route.endpoints if other != name)
-    weights = {key: weight for key, weight in route.weights.items() if key in left}
-    return Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights) if left else None
-
-
 def _balancing(route: Route | None) -> tuple[LoadBalanceStrategy, dict[str, float]]:
     """Return the strategy and the weights of a registered route, or of the pattern of an endpoint."""
     return (LoadBalanceStrategy.EXPECTED_FINISH, {}) if route is None else (route.strategy, route.weights)
-
-
-def detach(pool: Pool | None) -> None:
-    """Remove a pool with an empty queue from all its sources, because references of the sources would keep the pool alive."""
-    if pool is not None:
-        for source in tuple(pool.sources):
-            pool.leave(source)
-
-
-def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Return the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``."""
-    old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
-    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-    names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
-    if {route.pattern: route for route in before.routes} != {route.pattern: route for route in after.routes}:
-        names.add("routes")
-    return frozenset(names)
 
 
 def is_same_server(old: Endpoint, new: Endpoint) -> bool:

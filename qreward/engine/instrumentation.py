@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -45,15 +45,9 @@ End = Answer | BaseException | None
 """The end of a call: an answer, an error, or None if the caller cancelled the call."""
 
 
-class Scope(Protocol):
-    """A scope that is entered while an attempt is sent. It is kept in ``Attempt.span``."""
-
-    def enter(self) -> None: ...
-    def leave(self) -> None: ...
-
-
 class Watcher(Protocol):
-    """Receives the events, at the time ``now`` of the engine's clock. ``began`` returns False if no further events of a call are needed."""
+    """Receives the events, at the time ``now`` of the engine's clock. ``began`` returns False if no further events of a call are needed.
+    ``sent`` may set ``Attempt.span`` to a context manager, which must not raise. It is entered while the attempt is sent."""
 
     def began(self, task: Task, now: float, /) -> bool: ...
     def sent(self, attempt: Attempt, /) -> None: ...
@@ -128,20 +122,9 @@ class Instrumentation:
         return wanted
 
 
-async def within(scope: Scope, work: Awaitable[T]) -> T:
-    entered = False
-    with suppress(Exception):
-        scope.enter()
-        entered = True
-    try:
+async def within(span: AbstractContextManager[object], work: Awaitable[T]) -> T:
+    with span:
         return await work
-    except GeneratorExit:  # the coroutine was discarded, perhaps in another context, where the scope cannot be left
-        entered = False
-        raise
-    finally:
-        if entered:
-            with suppress(Exception):
-                scope.leave()
 
 
 def type_of(attempt: Attempt) -> AttemptType:
@@ -191,9 +174,11 @@ class ObserverWatcher:
         found = [name for name in named if getattr(type(observer), name, None) is not getattr(Observer, name)]  # not the inherited ones
         self._methods = {name: method for name in found if callable(method := getattr(observer, name, None))}
 
-    def _tell(self, name: str, event: object) -> None:
+    def _tell(self, name: str, event: Callable[..., object], *fields: Any) -> None:
+        if name not in self._methods:
+            return
         try:
-            self._methods[name](event)
+            self._methods[name](event(*fields))
         except (KeyboardInterrupt, SystemExit):  # they end the event loop
             raise
         except BaseException as error:
@@ -202,31 +187,24 @@ class ObserverWatcher:
             LOG.warning("the observer %s raised %s in %s; it is not called any more", kind, what, name)
 
     def began(self, task: Task, _now: float) -> bool:
-        if "call_started" in self._methods:
-            self._tell("call_started", CallStarted(task.serial, operation_of(task), model_of(task), route_of(task.pool), task.streamed))
+        self._tell("call_started", CallStarted, task.serial, operation_of(task), model_of(task), route_of(task.pool), task.streamed)
         return bool(self._methods)
 
     def sent(self, attempt: Attempt) -> None:
-        if "attempt_started" in self._methods:
-            self._tell("attempt_started", AttemptStarted(attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name))
+        self._tell("attempt_started", AttemptStarted, attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name)
 
     def first(self, attempt: Attempt, now: float) -> None:
-        if "first_chunk" in self._methods:
-            self._tell("first_chunk", FirstChunk(attempt.task.serial, attempt.source.name, now - attempt.task.born))
+        self._tell("first_chunk", FirstChunk, attempt.task.serial, attempt.source.name, now - attempt.task.born)
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        if "attempt_ended" in self._methods:
-            error, seconds = error_of(attempt, outcome), now - attempt.sent_at
-            which = attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name
-            status = getattr(error, "status_code", None)
-            self._tell("attempt_ended", AttemptEnded(*which, outcome_of(attempt, outcome), seconds, status, error))
+        error, which = error_of(attempt, outcome), (attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name)
+        how = outcome_of(attempt, outcome), now - attempt.sent_at, getattr(error, "status_code", None), error
+        self._tell("attempt_ended", AttemptEnded, *which, *how)
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
-        if "call_ended" not in self._methods:
-            return
         which = task.serial, operation_of(task), model_of(task), route_of(task.pool)
         endpoint, times = None if source is None else source.name, (now - task.born, queued(task, now))
         outcome: CallOutcome = "ok" if isinstance(end, Answer) else "cancelled" if end is None else "failed"
         tokens = (end.prompt_tokens, end.output_tokens) if isinstance(end, Answer) else (None, None)
         error = end if isinstance(end, BaseException) else None
-        self._tell("call_ended", CallEnded(*which, outcome, endpoint, *times, task.sends, task.copies, *tokens, error))
+        self._tell("call_ended", CallEnded, *which, outcome, endpoint, *times, task.sends, task.copies, *tokens, error)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 from qreward.codecs.base import WireRequest, hash_of_group
@@ -45,15 +44,11 @@ EXACT = 4096
 SAMPLES = 256
 """Number of characters, evenly spread, that stand for the rest of a long beginning, or for a long value such as an image."""
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class PrefixFinder:
     """Finds the prefixes of requests. Can be called from any thread."""
 
     def __init__(self) -> None:
-        self._keys: dict[Any, tuple[int, ...]] = {}  # (model, group) -> the keys of the nested groups
         self._common: dict[int, Beginning] = {}  # key of a group -> beginning that all prompts of the group had so far
         # of the last prompt: salt, keys, the text that it shared with the prompt before, and the number of blocks of this text
         self._last: tuple[int, tuple[int, ...], str, int] = 0, (), "", 0
@@ -105,24 +100,20 @@ class PrefixFinder:
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
         """Return the prefix of a named group. The keys are the same in all processes."""
-        try:
-            name: Any = call.model, call.group
-            keys = self._keys.get(name)
-        except TypeError:  # the group's name has no hash
-            name = call.model, repr(call.group)
-            keys = self._keys.get(name)
-        if keys is None:
-            keys = _remember(self._keys, name, _keys(call))
-        lengths, longest = [], 0
-        for key in keys:
+        key, keys, lengths, longest = crc32(call.model.encode("utf-8", "backslashreplace")), [], [], 0
+        for group in call.group if isinstance(call.group, tuple) else (call.group,):
+            key = hash_of_group(group, key)
             common = self._common.get(key)
             if common is None:
-                common = _remember(self._common, key, Beginning(text))
+                if len(self._common) >= MOST_GROUPS:
+                    self._common.pop(next(iter(self._common)), None)
+                common = self._common[key] = Beginning(text)
             else:
                 common.shorten(text)
             longest = max(longest, common.length)
+            keys.append(key)
             lengths.append(float(longest))
-        return make_prefix(Prefix, (keys, tuple(lengths), float(len(text)), True))
+        return make_prefix(Prefix, (tuple(keys), tuple(lengths), float(len(text)), True))
 
 
 class Beginning:
@@ -147,20 +138,6 @@ class Beginning:
             self._rest = self._rest[: common_length(self._rest, rest)]
             self.length = EXACT + len(self._rest) * self._step
         self.length = min(self.length, len(text))
-
-
-def _remember(known: dict[K, V], key: K, value: V) -> V:
-    """Add an entry to a dict that holds ``MOST_GROUPS`` at most. Returns the value."""
-    if len(known) >= MOST_GROUPS:
-        known.pop(next(iter(known)), None)
-    known[key] = value
-    return value
-
-
-def _keys(call: WireRequest) -> tuple[int, ...]:
-    nested = call.group if isinstance(call.group, tuple) else (call.group,)
-    start = crc32(call.model.encode("utf-8", "backslashreplace"))
-    return tuple(accumulate(nested, lambda key, each: hash_of_group(each, key), initial=start))[1:]
 
 
 def common_length(one: str, other: str) -> int:

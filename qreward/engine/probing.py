@@ -30,8 +30,7 @@ class ProbingEngine(Engine[Scheduler]):
         super().__init__(*arguments, **settings)
         self._prober: LoopDriver | None = None  # whose event loop makes the probes
         self._states: dict[Source, ProbeState] = {}
-        self._timers: dict[Source, asyncio.TimerHandle] = {}  # for the next probe
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._probes: dict[Source, asyncio.Task[None] | asyncio.TimerHandle] = {}  # the probe under way, or the timer of the next one
 
     def watch_over(self, sources: Callable[[], Iterable[Source]], on_result: Callable[[Source, ProbeResult], object] | None = None) -> None:
         """Set the sources to probe, and what is called with each result, under the engine's lock. Must be called before the first use."""
@@ -65,7 +64,9 @@ class ProbingEngine(Engine[Scheduler]):
 
     def _probe_in(self, driver: LoopDriver) -> None:
         if hasattr(driver.backend, "look") and (self._prober is None or not self._prober.loop.is_running()):
-            self._prober, self._under_way = driver, set()  # tasks of a closed event loop cannot be cancelled
+            self._prober = driver
+            # tasks of a closed event loop cannot be cancelled
+            self._probes = {source: probe for source, probe in self._probes.items() if isinstance(probe, asyncio.TimerHandle)}
             self._start(driver)
 
     def _start(self, driver: LoopDriver) -> None:
@@ -83,18 +84,13 @@ class ProbingEngine(Engine[Scheduler]):
         return sources
 
     def _stop(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        for task in self._under_way:
-            task.cancel()
+        for probe in self._probes.values():
+            probe.cancel()
+        self._probes.clear()
 
     def _begin(self, driver: LoopDriver, source: Source) -> None:
-        if self._prober is not driver or self.closed:
-            return
-        task = driver.loop.create_task(self._probe(driver, source), context=Context())  # an empty context does not keep the caller's alive
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        if self._prober is driver and not self.closed:  # an empty context does not keep the caller's alive
+            self._probes[source] = driver.loop.create_task(self._probe(driver, source), context=Context())
 
     async def _probe(self, driver: LoopDriver, source: Source) -> None:
         look: Callable[[Endpoint], Awaitable[ProbeResult]] = driver.backend.look  # type: ignore[attr-defined]
@@ -107,8 +103,8 @@ class ProbingEngine(Engine[Scheduler]):
         except Exception as error:  # a failing probe must not make anything else fail
             result = ProbeResult(trouble=f"the probe raised {type(error).__name__}")
         self.seen(source, result)
-        if (every := interval(source)) is not None and not source.removed and asyncio.current_task() in self._under_way:
-            self._timers[source] = driver.loop.call_at(began + every, self._begin, driver, source, context=Context())
+        if (every := interval(source)) is not None and not source.removed and self._probes.get(source) is asyncio.current_task():
+            self._probes[source] = driver.loop.call_at(began + every, self._begin, driver, source, context=Context())
 
     def seen(self, source: Source, result: ProbeResult) -> None:
         state = self._states.get(source)

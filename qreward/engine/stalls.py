@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from qreward.engine.instrumentation import LOG
 from qreward.results import Explanation
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.source import Source
 from qreward.scheduler.why import explain
 
 FIRST, GROWTH, LONGEST = 10.0, 2.0, 86400.0
@@ -53,7 +51,9 @@ class StallWatch:
                 known = self._seen[pool] = seen.get(pool) or _Seen(-1, began)
                 if known.ended != pool.ended or _streams(pool):
                     known.ended = pool.ended
-                    known.since = now if blocked >= BLOCKED else max((began, *map(_last_end, pool.sources)))
+                    faults = [each.fault.at for each in pool.sources if each.fault is not None]
+                    ends = [began, *(each.answered_at for each in pool.sources), *faults]
+                    known.since = now if blocked >= BLOCKED else max(ends)
                 elif known.due <= now - known.since < LONGEST and (why := self._why(now, pool)) is not None:
                     warnings.append(f"nothing has ended for {now - known.since:.0f} s: {why}")
                     known.due = max(known.due * GROWTH, now - known.since + FIRST)
@@ -72,10 +72,6 @@ class StallWatch:
             found.code == "concurrency_limit" and any(each.latency.mean for each in pool.sources)
         )
         return None if usual else found.text
-
-
-def _last_end(source: Source) -> float:
-    return max(source.answered_at, -inf if source.fault is None else source.fault.at)
 
 
 def _streams(pool: Pool) -> bool:

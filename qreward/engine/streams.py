@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Waiter, result_of
-from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout, StreamInterrupted
+from qreward.errors import QRewardError, RequestError, RequestTimeout, StreamInterrupted
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.source import Source
@@ -59,11 +59,6 @@ class StreamRestarted:
 
 class StreamAttempt:
     """Carries out one streamed attempt, once. One timer limits all its waits: it cancels the asyncio task when a wait takes too long."""
-
-    __slots__ = (
-        "_attempt", "_before", "_deadline", "_expired", "_fires_at", "_gaps", "_last", "_limit", "_loop", "_stream", "_task", "_timer",
-        "_timing", "_waiter",
-    )  # fmt: skip
 
     def __init__(self, attempt: Attempt, waiter: AnyStreamWaiter) -> None:
         self._attempt, self._waiter, self._loop = attempt, waiter, waiter.driver.loop
@@ -218,8 +213,6 @@ class StreamAttempt:
 class StreamingWaiter(Waiter):
     """A waiter whose attempts are streams. One consumer takes their events. ``leave``, in the event loop's thread, gives the streams up."""
 
-    __slots__ = ("_ahead", "_events", "_only_results", "_open_attempts", "_read_by_one", "_waiting", "_wanted_space", "driver")
-
     def __init__(self, driver: LoopDriver, ahead: int) -> None:
         self.driver, self._ahead = driver, ahead
         self._events: deque[Any] = deque()  # events that have arrived and are not yet taken
@@ -264,9 +257,12 @@ class StreamingWaiter(Waiter):
         if asyncio.get_running_loop() is not self.driver.loop:
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
-    async def idle(self) -> None:
-        while self._open_attempts:
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
             await self._arrival()
+
+    async def idle(self) -> None:
+        await self.until(lambda: not self._open_attempts)
 
     def end_whole(self) -> None:
         """End the open streams whose answers have ended, and give the answers. Called before the other open streams are given up."""
@@ -298,8 +294,6 @@ def wake(waiting: list[asyncio.Future[None]]) -> None:
 
 
 class StreamWaiter(StreamingWaiter):
-    __slots__ = ("_stream", "_task", "context", "left", "result")
-
     def __init__(self, driver: LoopDriver) -> None:
         super().__init__(driver, AHEAD)
         self.left = False  # the consumer has given up the stream
@@ -321,18 +315,16 @@ class StreamWaiter(StreamingWaiter):
         return self.result is not None
 
     async def begins(self) -> None:
-        while not (self.begun or self.left or self.result):
-            await self._arrival()
+        await self.until(lambda: self.begun or self.left or self.result)
 
     async def ends(self) -> Result[Any]:
         """Wait for the end. Events that have arrived or still arrive are not kept for ``take``."""
         self._only_results = True
         self._events.clear()
         wake(self._wanted_space)
-        while self.result is None:
-            if self.left:
-                raise closed(self.text())
-            await self._arrival()
+        await self.until(lambda: self.result or self.left)
+        if self.result is None:
+            raise closed(self.text())
         return self.result
 
     def text(self) -> str:
@@ -366,16 +358,10 @@ class StreamWaiter(StreamingWaiter):
 
     def close(self) -> None:
         self.end_whole()
-        if self.result is not None:
-            return
-        (task,) = self.abandon()
-        error = ClientClosed("the client was closed before the stream was done")
-        self.driver.withdraw([task], error)
-        self.finish(task, error, None, 0.0)
+        super().close()
 
     def abandon(self) -> list[Task]:
-        assert self._task is not None
-        return [self._task]
+        return [] if self._task is None else [self._task]
 
     def _forget(self) -> None:
         self.driver.waiters.pop(self, None)
@@ -447,8 +433,7 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
         return self._run.done()
 
     async def idle(self) -> None:
-        while not self.over():
-            await self._arrival()
+        await self.until(self.over)
         await super().idle()
 
     # called by the loop driver

@@ -448,7 +448,7 @@ class ItemBatch(BatchWaiter):
     def _put(self, index: int, payload: Any) -> None:
         if isinstance(payload, Invalid):
             error = as_ours(payload.error, f"{self._unit[:-1]} {index}", "judged")
-            self._settle(Result(index, None, error, None, 0.0, 0.0, extra=payload.extra))
+            self._settle(Result(index, None, error, None, 0.0, 0.0, (), payload.extra))
             return
         payload.index = index
         self._live[payload] = None

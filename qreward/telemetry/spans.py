@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import Token
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import isfinite
 from time import time_ns
@@ -33,8 +33,6 @@ from qreward.transport.redaction import Secrets, secrets_of
 
 class CallKind:
     """The attributes that all calls with the same operation, model and route share. ``start`` is known when a span starts, for samplers."""
-
-    __slots__ = ("_providers", "inference", "metric", "model", "name", "queue", "start")
 
     def __init__(
         self, operation: str, model: str, route: str, streamed: bool, items: int, provider: str, providers: Mapping[str, str]
@@ -67,37 +65,40 @@ def attempt_point(kind: CallKind, address: ServerAddress, attempt_type: str, out
     return what | address.attributes | known({"error.type": error})
 
 
+@dataclass(slots=True, eq=False)
 class AttemptScope:
     """The context in which an attempt is sent, so that other instrumentations find their parent. Without a span, it is that of the call."""
 
-    __slots__ = ("_attached", "_carried", "_context", "_propagates", "_started", "span")
-
-    def __init__(self, context: Context, *, propagates: bool) -> None:
-        self.span: Span | None = None
-        self._context = context
-        self._propagates = propagates
-        self._started = time_ns()
-        self._attached: Any = None
-        self._carried: Token[Any] | None = None
+    _context: Context
+    _propagates: bool
+    span: Span | None = None
+    _started: int = field(default_factory=time_ns)
+    _attached: Any = None
+    _carried: Token[Any] | None = None
 
     def begin(self, tracer: Tracer, attempt: Attempt, address: ServerAddress) -> None:
         attributes = {"qreward.attempt.number": attempt.number, "qreward.attempt.type": type_of(attempt), **address.attributes}
         self.span = tracer.start_span("attempt", self._context, SpanKind.INTERNAL, attributes, (), self._started)
         self._context = set_span_in_context(self.span, self._context)
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         if self._propagates:
             headers: dict[str, str] = {}
             with suppress(Exception):  # raised by the program's own propagator
                 propagate.inject(headers, self._context)
             sendable = {name: text for name, text in headers.items() if isinstance(text, str) and text.isascii() and text.isprintable()}
             self._carried = CARRIED.set(sendable or None)
-        self._attached = attach(self._context)
+        with suppress(Exception):
+            self._attached = attach(self._context)
 
-    def leave(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:  # the coroutine was discarded, perhaps in another context, where this one cannot be left
+            return
         if self._carried is not None:
             CARRIED.reset(self._carried)
-        detach(self._attached)
+        if self._attached is not None:
+            with suppress(Exception):
+                detach(self._attached)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +122,6 @@ class CallWatcher:
         self._tracing, self._checked_at = False, -1.0
         self._quiet: object = None  # the context of the caller for whom nothing was recorded
         self._quiet_since = 0.0
-        self._last_params: tuple[Any, Attributes] = None, {}
 
     # the Watcher protocol
 
@@ -162,7 +162,7 @@ class CallWatcher:
         if attempt.number == 1 and task.feed is None and call.metered:
             self._meters.queue_wait.record(queued(task, attempt.sent_at), call.kind.queue)
         if call.context is not None:
-            attempt.span = AttemptScope(call.context, propagates=self._telemetry.propagate)
+            attempt.span = AttemptScope(call.context, self._telemetry.propagate)
             if call.recording and attempt.number > 1:
                 attempt.span.begin(self._tracer, attempt, call.address)
 
@@ -203,20 +203,13 @@ class CallWatcher:
             return
         if source is not None:
             call.address = address_of(source)
-        metadata = metadata_of(end.value) if isinstance(end, Answer) and (call.metered or call.recording) else {}
-        error = end if isinstance(end, BaseException) else None
+        answer, error = (end if isinstance(end, Answer) else None), (end if isinstance(end, BaseException) else None)
         failure = None if error is None else error_type(error)
+        metadata = metadata_of(answer.value) if answer is not None and (call.metered or call.recording) else {}
         if call.metered:
-            self._record_metrics(task, call, end, metadata, failure, now)
-        if call.recording:
-            found = self._end_attributes(task, call, end, metadata, failure, now)
-            if self._telemetry.capture_content:
-                longest, inference = self._telemetry.content_length, call.kind.inference
-                found |= messages_of(task, end, metadata.get("gen_ai.response.finish_reasons", ()), longest, with_output=inference)
-            end_span(call.span, found, error)
-
-    def _end_attributes(self, task: Task, call: CallState, end: End, metadata: Attributes, failure: str | None, now: float) -> Attributes:
-        where = {} if call.address is None else call.address.attributes | call.kind.provider_at(call.address)
+            self._record_metrics(task, call, end, metadata.get("gen_ai.response.model"), failure, now)
+        if not call.recording:
+            return
         found: Attributes = {
             "qreward.attempt.count": task.sends,
             "qreward.queue.wait_time": queued(task, now),
@@ -225,26 +218,19 @@ class CallWatcher:
             "gen_ai.response.finish_reasons": None if failure is None or call.first is None else ("error",),  # a stream that broke off
             "error.type": failure,
         }
-        if isinstance(end, Answer) and not call.merged:  # the span of a merged request records the tokens
-            found["gen_ai.usage.input_tokens"] = end.prompt_tokens
-            found["gen_ai.usage.output_tokens"] = end.output_tokens
-            found["gen_ai.usage.cache_read.input_tokens"] = end.cached_tokens
-        return self._params(task) | where | known(found) | metadata
+        if answer is not None and not call.merged:  # the span of a merged request records the tokens
+            found["gen_ai.usage.input_tokens"] = answer.prompt_tokens
+            found["gen_ai.usage.output_tokens"] = answer.output_tokens
+            found["gen_ai.usage.cache_read.input_tokens"] = answer.cached_tokens
+        where = {} if call.address is None else call.address.attributes | call.kind.provider_at(call.address)
+        found = attributes_of(getattr(task.payload, "params", None) or {}) | where | known(found) | metadata
+        if self._telemetry.capture_content:
+            longest, inference = self._telemetry.content_length, call.kind.inference
+            found |= messages_of(task, end, metadata.get("gen_ai.response.finish_reasons", ()), longest, with_output=inference)
+        end_span(call.span, found, error)
 
-    def _params(self, task: Task) -> Attributes:
-        params = getattr(task.payload, "params", None)
-        if not params:
-            return {}
-        if task.feed is None:
-            return attributes_of(params)
-        if params is not self._last_params[0]:
-            self._last_params = params, attributes_of(params)
-        return self._last_params[1]
-
-    # metrics
-
-    def _record_metrics(self, task: Task, call: CallState, end: End, metadata: Attributes, failure: str | None, now: float) -> None:
-        meters, kind, address, model = self._meters, call.kind, call.address, metadata.get("gen_ai.response.model")
+    def _record_metrics(self, task: Task, call: CallState, end: End, model: str | None, failure: str | None, now: float) -> None:
+        meters, kind, address = self._meters, call.kind, call.address
         if isinstance(end, BaseException) and not task.sends and not call.merged:
             meters.queue_rejections.add(1, {"qreward.queue.rejection.reason": rejection(end)})
         if end is None:  # cancelled by its caller: neither a success nor a failure
@@ -329,12 +315,8 @@ MAX_REQUEST_TEXT = 64
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    found: Attributes = {}
-    for name, value in params.items():
-        place = _PARAMETERS.get(name)
-        if place is not None and (recorded := place[1](value)) is not None:
-            found[place[0]] = recorded
-    return found
+    read = ((name, value(params[param])) for param, (name, value) in _PARAMETERS.items() if param in params)
+    return {name: value for name, value in read if value is not None}
 
 
 def _number(value: Any) -> Any:

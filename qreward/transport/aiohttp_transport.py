@@ -147,8 +147,6 @@ class AiohttpTransport(HttpTransport):
 
 
 class AiohttpStream(ByteStream):
-    __slots__ = ("_content", "_owner", "_response")
-
     def __init__(self, response: aiohttp.ClientResponse, owner: AiohttpTransport) -> None:
         self._response = response
         self._owner = owner

@@ -176,11 +176,6 @@ PASSING = frozenset({408, 425, 429})
 class EndpointConnection:
     """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
-    __slots__ = (
-        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "root", "takes_stream_options", "transport",
-        "unended",
-    )  # fmt: skip
-
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
         self.endpoint = endpoint  # this reference keeps the object alive, so that no other object gets the same id
         self.name = endpoint.name
@@ -341,11 +336,6 @@ _LOOKED_AT = 8192  # bytes of the beginning of the body, from which a stream is 
 
 class ChatStream:
     """An open stream of one chat completion. One task reads it, and any may close it; only ``CancelledError`` is raised."""
-
-    __slots__ = (
-        "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_unended", "_whole",
-        "headers", "limits", "on_close", "outcome",
-    )  # fmt: skip
 
     def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest, unended: int) -> None:
         self.headers: Mapping[str, str] = body.headers

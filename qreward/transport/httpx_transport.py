@@ -52,8 +52,6 @@ class HttpxTransport(HttpTransport):
 
 
 class HttpxStream(ByteStream):
-    __slots__ = ("_package", "_pieces", "_response")
-
     def __init__(self, package: Any, response: Any, pieces: AsyncGenerator[bytes, None] | None = None) -> None:
         self._package = package
         self._response = response

@@ -17,8 +17,6 @@ _SHORT = 8  # characters; a shorter secret is hidden only as a whole word, becau
 
 
 class Secrets:
-    __slots__ = ("_pattern", "_values")
-
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values = frozenset(value for value in values if value)
         spellings: set[str] = set()

@@ -631,7 +631,7 @@ class Scheduler:
     def _fail_waiting(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
         """Fail the buffered items of a batch. While input remains, one is kept: only a request can show that a source is alive."""
         while len(feed.buffer) > (not feed.ended):
-            self._fail(feed.buffer.pop(), failing())
+            self._fail(feed.buffer.popleft(), failing())
         if not feed.buffer:
             feed.pool.queue.drop_feed(feed)
 

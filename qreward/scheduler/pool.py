@@ -242,5 +242,5 @@ class EarliestCompletion:
                 continue
             if not rate:
                 self._fastest, least = source, expected
-            rate += source.rate() if source.learned is None else min(source.rate(), source.learned.shown(now))
+            rate += source.rate()
         return left / rate if rate else 0.0

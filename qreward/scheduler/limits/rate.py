@@ -118,8 +118,6 @@ FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 """Shares (0 to 1) by which the first raise increases the rate, and a later one at most. Each raise is twice as large as the last."""
 CALM, NEXT = 20.0, 5.0
 """``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
-LATELY = 3.0
-"""Seconds for which a reject shows that a source takes no more than it did, although no rate has been learned."""
 SHORT = 1.0
 """Seconds. After the first reject that asks for a longer wait, only the concurrency limit is lowered. It may have been the cause, and a
 rate that is learned from the first second of a batch and a wait of five would hold a server at a ninth of its speed for a minute. Limits
@@ -137,7 +135,6 @@ class LearnedRate:
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
         self._held_since = -inf  # when the limit was set, or last raised
-        self._rejected_at = -inf  # when the latest request was sent that was rejected
         self._suspected_until = inf  # until when the first wait of a reject lasts
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
@@ -167,14 +164,7 @@ class LearnedRate:
             self.limiter.rate *= 1 + self._raised
             self._changed = self._held_since = now
 
-    def shown(self, now: float) -> float:
-        """Return the most requests accepted in one of the last ``LATELY`` seconds, if one was rejected in them; otherwise inf."""
-        if now - self._rejected_at > LATELY:
-            return inf
-        return max((count for then, count in self._accepted.items() if then >= now - LATELY - 1), default=0) or inf
-
     def rejected(self, sent_at: float) -> None:
-        self._rejected_at = max(self._rejected_at, sent_at)
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 

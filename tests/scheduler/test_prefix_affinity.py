@@ -176,7 +176,7 @@ def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_fro
     scene.add(1, 3, 200, named=False)
     assert scene.take() == 1
     cache = scene.sources[0].prefix_cache
-    assert cache.used_at(1) == cache.clock
+    assert cache.warm_since(1) == cache.clock
 
 
 def test_the_oldest_task_may_be_taken_away_although_it_is_in_a_group() -> None:

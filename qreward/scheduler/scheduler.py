@@ -11,7 +11,7 @@ clock. A command is a tuple:
 ``(MORE, feed)``             read more input into ``feed.incoming``, then call ``refill``.
 
 Rules that hold between any two calls:
-1. work conservation: while a task waits, no source that may serve it has free capacity (but see ``EarliestCompletion``, ``should_take``);
+1. work conservation: while a task waits, no source that may serve it has free capacity (but see ``Pool.patience``, ``should_take``);
 2. a source gets no request before ``ready_at``, or while it has as many requests in flight as its concurrency limit allows;
 3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
@@ -110,7 +110,7 @@ class Scheduler:
 
     def open(self, now: float, feed: BatchFeed) -> None:
         """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
-        feed.pool.earliest_completion.look_at = -inf  # more items are left than at the last evaluation
+        feed.pool.compare_at = -inf  # more items are left than at the last evaluation
         if feed.incoming:
             self.outages.enter(now, feed)
             self.refill(now, feed)
@@ -596,7 +596,7 @@ class Scheduler:
             self._release(now, pool)
 
     def _release(self, now: float, pool: Pool) -> None:
-        pool.earliest_completion.look_at = -inf  # what was left to the lost source is not
+        pool.compare_at = -inf  # what was left to the lost source is not
         self._check_outage(now, pool)
         for task in pool.queue.unservable(pool.sources):
             if task.attempt is not None:  # it was queued for a copy that no source can take now

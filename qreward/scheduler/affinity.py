@@ -29,15 +29,15 @@ from typing import Any, Generic, Protocol, TypeVar
 from qreward.scheduler.prefixes import HasCache, Holders, Prefix
 
 COMPARED = 32
-"""Number of groups that are compared when a source leaves its group: of those that it holds the ones that it used last, of others the oldest
-ones. With 16, the single calls of one workload took 4 % longer; 64 gained nothing (simulated)."""
+"""Number of groups that are compared when a source leaves its group: of those that it holds the ones that it used last, of others the
+oldest ones. With 16, the single calls of one workload took 4 % longer; 64 gained nothing (simulated)."""
 BATCH = 16
 """Divisor of the look-ahead. The queue sorts more tasks into groups only when the number of sorted tasks that wait has fallen below the
 look-ahead by more than the look-ahead divided by this number. So several tasks are sorted together, which costs less per task."""
 SLICE = 256
 """Maximum number of tasks that are sorted in one call. A longer call would delay requests."""
-REMEMBERED = 32_768
-"""Minimum number of keys of recent tasks that are remembered. The maximum is about twice this number."""
+REMEMBERED = 65_536
+"""Number of keys of recent tasks at which all of them are forgotten."""
 SEVERAL = -1
 """Stands for the position of a task if several tasks had a key."""
 
@@ -81,7 +81,7 @@ class AffineQueue(Generic[T]):
     """Keeps waiting tasks of one batch or tenant in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
-        "_ahead", "_before", "_current", "_grouped", "_groups", "_head", "_held", "_left", "_line", "_of_others", "_root", "_seen",
+        "_ahead", "_current", "_grouped", "_groups", "_head", "_held", "_left", "_line", "_of_others", "_root", "_seen",
         "_ungrouped", "append", "extend",
     )  # fmt: skip
 
@@ -97,7 +97,6 @@ class AffineQueue(Generic[T]):
         self._held: dict[HasCache, Groups[T]] = {}  # source -> the groups that it holds, the one used last at the end
         self._of_others: Groups[T] = OrderedDict()  # groups that some source holds
         self._seen: dict[int, int] = {}  # key -> position of the only task that had it, or SEVERAL
-        self._before: dict[int, int] = {}  # older entries
         self.append = self._ungrouped.append
         self.extend = self._ungrouped.extend
 
@@ -275,14 +274,13 @@ class AffineQueue(Generic[T]):
 
     def _shared(self, keys: tuple[int, ...], position: int) -> tuple[int, T | None]:
         """Return how many keys of the task at ``position`` other tasks have had, and the task that alone had the last one, if it waits."""
-        if len(self._seen) > REMEMBERED:
-            self._before, self._seen = self._seen, {}
-        seen, before = self._seen, self._before
+        seen = self._seen
+        if len(seen) > REMEMBERED:
+            seen.clear()
         shared, at = 0, SEVERAL
-        if not (seen.keys().isdisjoint(keys) and before.keys().isdisjoint(keys)):  # unusual; faster than one by one
-            shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen or keys[place - 1] in before)
-            key = keys[shared - 1]
-            at = seen[key] if key in seen else before[key]
+        if not seen.keys().isdisjoint(keys):  # unusual; faster than one by one
+            shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen)
+            at = seen[keys[shared - 1]]
             seen.update(dict.fromkeys(keys[:shared], SEVERAL))
         seen.update(dict.fromkeys(keys[shared:], position))
         age = position - at + 1  # the task at ``position`` is the last one of the line

@@ -2,8 +2,8 @@
 
 A slow source takes no new task if faster sources will have answered all that waits sooner (``Pool.patience``). The rule is earliest
 completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The length of an answer is not known
-beforehand, so the rule is applied twice. A typical answer of the source must end before the faster sources have answered all that is left. A
-long answer (see ``stats.LONG``) of a batch may take ``MARGIN`` times as long as one there.
+beforehand, so the rule is applied twice. A typical answer of the source must end before the faster sources have answered all that is left.
+A long answer (see ``stats.LONG``) of a batch may take ``MARGIN`` times as long as one there.
 
 While it held for items of batches only, ten steps of 24 calls at a server with room for four requests of 0.2 s beside one of 2.4 s took
 104 s; now they take 15 s (``tests/scheduler/test_scheduler_ordinary.py``).

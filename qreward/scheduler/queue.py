@@ -26,8 +26,8 @@ PATIENCE = 600.0
 MOST_GROUPS = 32
 """Maximum number of groups of retries that are searched when a source takes a task. Only the oldest task of each group is checked."""
 LAST = 1e9
-"""Seconds by which each failure moves a task back in the order for a half-open source. Otherwise a few tasks that always fail would keep every
-source out of service."""
+"""Seconds by which each failure moves a task back in the order for a half-open source. Otherwise a few tasks that always fail would keep
+every source out of service."""
 PASSED_OVER = 0.5
 """Share (0 to 1) of the time between the arrival of a single task and its ``order_time``. Until this share has passed, later tasks may be
 taken before this task because of their prefixes."""
@@ -285,7 +285,9 @@ class Queue:
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
         """Remove and return the tasks that were sent before and that none of these sources may take."""
         keys = [
-            key for key in self._retries if all(each is key.running or each in key.unfit or each.health.marked_unhealthy for each in sources)
+            key
+            for key in self._retries
+            if all(each is key.running or each in key.unfit or each.health.marked_unhealthy for each in sources)
         ]
         tasks = [task for key in keys for task in self._retries.pop(key) if task.state is QUEUED]
         for task in tasks:

@@ -8,12 +8,10 @@ from itertools import product
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler import affinity
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import EACH

@@ -176,7 +176,11 @@ class Scheduler:
             else:
                 self._failed(now, attempt, outcome)
             if self.outages.down or not isinstance(outcome, Answer):
-                self.outages.record_end(now, attempt, alive=is_sign_of_life(outcome))
+                if is_sign_of_life(outcome):
+                    self.outages.end(source, attempt.sent_at)
+                elif not source.is_alive():
+                    for pool in source.pools:
+                        self.outages.check(now, pool)
         except Exception as error:
             self._unrecorded(now, attempt, outcome, error)
         self._fill(now, source)
@@ -470,7 +474,10 @@ class Scheduler:
         """Take the best task for a source from the queues of the source's pools. End tasks that can no longer meet their deadline."""
         pools = source.pools
         while pools:
-            pool = pools[0] if len(pools) == 1 else min(pools, key=lambda pool: self._urgency(now, source, pool))
+            pool = pools[0]
+            if len(pools) > 1:
+                filled = [each for each in pools if each.queue.entries] or pools
+                pool = min(filled, key=lambda each: each.queue.best(source, now, patience=each.patience(now, source))[0])
             if not pool.queue.entries:
                 break
             taken = pool.queue.take(source, now, patience=pool.patience(now, source))
@@ -483,10 +490,6 @@ class Scheduler:
             if not self._too_late(now, task, source):
                 return task
         return None
-
-    @staticmethod
-    def _urgency(now: float, source: Source, pool: Pool) -> float:
-        return pool.queue.best(source, now, patience=pool.patience(now, source))[0] if pool.queue.entries else inf
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
@@ -645,12 +648,14 @@ class Scheduler:
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
         for kind, attempt in found:
-            if kind is Overdue.HUNG:
-                self._suspect(now, attempt)
+            task = attempt.task
+            if kind is Overdue.TIMED_OUT:
+                self._cancel(attempt, CancelReason.OVERDUE)
             elif kind is Overdue.LATE:
                 self._hedge(now, attempt)
-            else:
-                self._cancel(attempt, CancelReason.OVERDUE)
+            elif task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
+                task.suspected += 1
+                self._copy(now, task)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, stalls_at(source), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
@@ -671,12 +676,6 @@ class Scheduler:
             if self._hedging.may_be_copied(attempt):
                 self._copy(now, attempt.task)
         self.on_source_lost(now, source)
-
-    def _suspect(self, now: float, attempt: Attempt) -> None:
-        task = attempt.task
-        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
-            task.suspected += 1
-            self._copy(now, task)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         task = attempt.task

@@ -139,8 +139,8 @@ class Source:
         if health.marked_unhealthy or self.removed or self.paused:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
-        if self.learned is not None and self.learned.limiter is not None:
-            at = max(at, self.learned.limiter.ready_at)
+        if self.learned is not None and self.learned.rate != inf:
+            at = max(at, self.learned.ready_at)
         if self.lease is not None and not self.lease.may_send(now):
             return inf
         if self.requests is not None:

@@ -126,11 +126,11 @@ EVIDENCE = 5
 """Least number of accepted requests for a rate to be learned."""
 
 
-class LearnedRate:
-    """Limits the requests per second to a rate that is learned from rejects."""
+class LearnedRate(Gcra):
+    """Limits the requests per second to a rate that is learned from rejects. Until then the rate is infinite."""
 
     def __init__(self) -> None:
-        self.limiter: Gcra | None = None  # the limit, once there is one
+        super().__init__(inf)
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
@@ -139,14 +139,6 @@ class LearnedRate:
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
-    @property
-    def rate(self) -> float:
-        return inf if self.limiter is None else self.limiter.rate
-
-    @property
-    def ready_at(self) -> float:
-        return -inf if self.limiter is None else self.limiter.ready_at
-
     def sent(self, now: float) -> None:
         second = int(now)
         if self._began is None:
@@ -154,14 +146,14 @@ class LearnedRate:
         if second not in self._accepted:
             self._accepted = {then: count for then, count in self._accepted.items() if then >= second - SPAN}
         self._accepted[second] = self._accepted.get(second, 0) + 1
-        if self.limiter is not None:
-            self.limiter.take(now)
+        if self.rate != inf:
+            self.take(now)
 
     def ok(self, now: float) -> None:
         self._answered = True
-        if self.limiter is not None and now - self._changed > (NEXT if self._raised else CALM):
+        if self.rate != inf and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
-            self.limiter.rate *= 1 + self._raised
+            self.rate *= 1 + self._raised
             self._changed = self._held_since = now
 
     def rejected(self, sent_at: float) -> None:
@@ -170,9 +162,9 @@ class LearnedRate:
 
     def hinted(self, now: float, hint: float, *, stray: bool = False) -> None:
         """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once. ``stray`` ones start no limit."""
-        if now - self._cut < 1.0 or not self._answered or (stray and self.limiter is None):
+        if now - self._cut < 1.0 or not self._answered or (stray and self.rate == inf):
             return
-        if self.limiter is None and hint > SHORT and now <= self._suspected_until:
+        if self.rate == inf and hint > SHORT and now <= self._suspected_until:
             if self._suspected_until == inf:
                 self._suspected_until, self._answered = now + hint, False
             return
@@ -182,14 +174,11 @@ class LearnedRate:
         if recent < EVIDENCE:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
-        if self.limiter is None:
-            self.limiter = Gcra(seen)
-            self._accepted, self._began, self._held_since = {}, now, now + hint
+        if self.rate == inf:
+            self.rate, self._accepted, self._began, self._held_since = seen, {}, now, now + hint
         elif self._raised:
-            self.limiter.rate = max(min(seen, self.limiter.rate), self.limiter.rate / (1 + self._raised))
+            self.rate = max(min(seen, self.rate), self.rate / (1 + self._raised))
         else:
-            self.limiter.rate = min(seen, self.limiter.rate)
-            if stray and now - self._held_since > CALM:
-                self.limiter = None
+            self.rate = inf if stray and now - self._held_since > CALM else min(seen, self.rate)
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False

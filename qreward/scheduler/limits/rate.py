@@ -16,7 +16,13 @@ back the last raise. If stray rejects continue under the limit, no rate limit ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qreward.scheduler.outcome import Answer
+    from qreward.scheduler.task import Attempt
 
 BURST = 0.1
 """The requests that the rate allows in this number of seconds may be sent together. With one second, a provider that counts in windows of
@@ -182,3 +188,47 @@ class LearnedRate(Gcra):
             self.rate = inf if stray and now - self._held_since > CALM else min(seen, self.rate)
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False
+
+
+FIRST_OUTPUT = 256.0
+"""Number of output tokens that an answer is expected to have until the first answer has come."""
+
+
+class TokenEstimator:
+    """Reserves an estimate when a task is sent to a source with a token limit, and corrects it when the task is answered.
+
+    The tokens of the prompt are estimated from its size, scaled by the error of earlier estimates; the tokens of the output are the mean of
+    earlier answers.
+    """
+
+    def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
+        self._estimate = estimate
+        self._scale = 1.0  # real prompt tokens divided by estimated prompt tokens, moving average
+        self._output: float | None = None  # output tokens of an answer, moving average
+
+    def reserve(self, now: float, attempt: Attempt) -> None:
+        limit = attempt.source.tokens
+        assert limit is not None
+        prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
+        expected = FIRST_OUTPUT if self._output is None else self._output
+        reserved = attempt.source.reserved and most
+        attempt.prompt = prompt
+        attempt.cost = prompt * self._scale + (most if reserved else min(expected, most or inf))
+        limit.take(now, attempt.cost)
+
+    def settle(self, attempt: Attempt, answer: Answer | None) -> None:
+        """Correct the charge of an ended attempt, and the estimates, by the tokens of the answer. Without one, return the whole charge."""
+        limit = attempt.source.tokens
+        if limit is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
+            return
+        if answer is None:
+            limit.settle(attempt.cost, 0.0, attempt.sent_at)
+            return
+        used_prompt, used_output = answer.prompt_tokens, answer.output_tokens
+        if used_prompt is None or used_output is None:
+            limit.settle(attempt.cost, attempt.cost, attempt.sent_at)
+            return
+        self._output = used_output if self._output is None else self._output + 0.1 * (used_output - self._output)
+        if attempt.prompt:
+            self._scale += 0.1 * (used_prompt / attempt.prompt - self._scale)
+        limit.settle(attempt.cost, attempt.cost if attempt.source.reserved else used_prompt + used_output, attempt.sent_at)

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.instrumentation import LOG
-from qreward.scheduler.health import ProbeState
 from qreward.scheduler.outcome import ProbeResult
+from qreward.scheduler.probe_state import ProbeState
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source
 from qreward.settings.policies import Endpoint

@@ -179,6 +179,6 @@ def guard_buffers(patch: pytest.MonkeyPatch, engine: Any) -> Callable[[], int]:
 
     make = AffineQueue.__init__
     patch.setattr(AffineQueue, "__init__", init)
-    for name in ("appendleft", "popleft", "pop", "take", "form_groups", "keep"):
+    for name in ("appendleft", "popleft", "take", "form_groups", "keep"):
         patch.setattr(AffineQueue, name, guarded(getattr(AffineQueue, name)))
     return lambda: changes

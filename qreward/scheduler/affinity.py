@@ -4,45 +4,40 @@ Tasks whose prompts begin alike form a group. Groups are nested: for example, th
 source *holds* a group while the prefix of the group is expected to be in the cache of the source. A group that no source holds is *cold*. A
 source chooses among the oldest ``look_ahead`` tasks:
 
-1. If the source holds groups with tasks, it takes a task of the most deeply nested of these groups. Of equally nested groups, it chooses
-   the group that it used last. If the chosen group contains cold groups, the tasks of the cold groups are taken first.
-2. If the source holds no group with tasks, it takes a task of the cold group that saves the most text. A group saves text because the
-   common prefix is computed only once. The saved text is estimated as the length of the prefix times the number of tasks and inner groups.
+1. If the source holds groups with tasks, it takes a task of the most deeply nested of those that it used last. Of equally nested groups,
+   it chooses the group that it used last. If the chosen group contains cold groups, the tasks of the cold groups are taken first.
+2. If the source holds no group with tasks, it takes a task of the cold group that saves the most text, of the oldest ones. A group saves
+   text because the common prefix is computed only once. The saved text is estimated as the length of the prefix times the number of tasks
+   and inner groups.
 3. If there is no cold group, the source takes a task without a group.
 4. If there is no task without a group, the source takes a task of a large group that other sources hold, first of its cold groups.
 
 So no source is idle while tasks wait, and a source computes a prefix that other sources hold only if it has no other task to take, or if a
 task has waited long. If n tasks are before a task when it arrives, at most 2 n + ``look_ahead`` other tasks are sent before it. If no two
 tasks share a prefix, tasks are taken in the order of arrival.
+
+A group exists while one of its tasks waits. What sources hold outlives it (``Holders``).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush, heapreplace
 from itertools import chain, islice
-from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.scheduler.prefixes import HasCache, Holders, Prefix
 
-COMPARED = 16
-"""Maximum number of groups that are compared when a source must take a task of a group that other sources hold. The source takes a task of
-the largest group compared."""
+COMPARED = 32
+"""Number of groups that are compared when a source leaves its group: of those that it holds the ones that it used last, of others the
+oldest ones. With 16, the single calls of one workload took 4 % longer; 64 gained nothing (simulated)."""
 BATCH = 16
 """Divisor of the look-ahead. The queue sorts more tasks into groups only when the number of sorted tasks that wait has fallen below the
 look-ahead by more than the look-ahead divided by this number. So several tasks are sorted together, which costs less per task."""
 SLICE = 256
-"""Maximum number of tasks that are sorted in one call, and maximum number of groups that one call of ``_sweep`` checks. A longer call would
-delay requests."""
-SWEEP = 1024
-"""Number of groups in the tree that triggers the first sweep, in which unused groups are dropped. At the end of a sweep, the trigger is set
-to this number plus twice the number of groups that the sweep has kept. Newer groups do not count: about as many come during a sweep as it
-drops, so the trigger would grow with each sweep."""
-
-REMEMBERED = 32_768
-"""Minimum number of keys of recent tasks that are remembered. The maximum is about twice this number."""
+"""Maximum number of tasks that are sorted in one call. A longer call would delay requests."""
+REMEMBERED = 65_536
+"""Number of keys of recent tasks at which all of them are forgotten."""
 SEVERAL = -1
 """Stands for the position of a task if several tasks had a key."""
 
@@ -58,79 +53,36 @@ class WaitingTask(Protocol):
 
 T = TypeVar("T", bound=WaitingTask)
 Groups = OrderedDict["Group[T]", None]
-Held = list[tuple[int, float, int, "Group[T]"]]
-"""A heap of the groups that one source holds. The most deeply nested group is first. Of equally nested groups, the group that the source
-used last is first. A group may be in the heap twice."""
 
 
 class Group(Generic[T]):
     """A group holds the waiting tasks with a common prefix. Tasks that share a longer prefix are in inner groups."""
 
-    __slots__ = ("cold", "depth", "holders", "idle", "inner", "key", "length", "listed", "parent", "tasks")
+    __slots__ = ("cold", "depth", "holders", "inner", "key", "length", "listed", "parent", "tasks")
 
     def __init__(self, key: int, length: float, depth: int, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
         self.depth = depth  # number of keys of its prefix
         self.tasks: deque[T] = deque()  # tasks that are in no inner group; the first one waits, later ones may have left
         self.inner = 0  # number of inner groups
-        self.cold: LargestFirst[T] | None = None  # the cold inner groups
+        self.cold: Groups[T] = OrderedDict()  # the cold inner groups
         self.holders: dict[HasCache, None] = {}  # the sources that held this group when they last checked
-        self.idle: dict[HasCache, None] = {}  # the holders that found no task here; they look again when a task is added
-        self.listed: Groups[T] | None = None  # the list in which sources that do not hold this group find it
+        self.listed: Groups[T] = self.cold  # the list in which sources that do not hold this group find it
 
     def has_work(self) -> bool:
         """Return whether a source that holds this group would find a task: a task of the group itself, or of a cold inner group."""
-        return bool(self.tasks) or self.has_cold()
+        return bool(self.tasks or self.cold)
 
-    def has_cold(self) -> bool:
-        return self.cold is not None and self.cold.first() is not None
-
-    def is_held_by(self, source: HasCache) -> bool:
-        return source in self.holders and source.prefix_cache.is_warm(self.key)
-
-    def unlist(self) -> None:
-        if self.listed is not None:
-            del self.listed[self]
-            self.listed = None
-
-
-class LargestFirst(Generic[T]):
-    """Orders cold groups by the text that they save, in classes of twice the amount. A finer order gained nothing in simulations."""
-
-    __slots__ = ("_classes",)
-
-    def __init__(self) -> None:
-        self._classes: dict[int, Groups[T]] = {}  # number of bits of the size -> the groups of this class
-
-    def put(self, group: Group[T]) -> None:
-        bits = int((len(group.tasks) + group.inner) * group.length).bit_length()
-        groups = self._classes.get(bits)
-        if groups is None:
-            groups = self._classes[bits] = OrderedDict()
-        if groups is not group.listed:
-            group.unlist()
-            group.listed = groups
-            groups[group] = None
-
-    def first(self) -> Group[T] | None:
-        while self._classes:
-            bits = max(self._classes)
-            groups = self._classes[bits]
-            while groups:
-                group = next(iter(groups))
-                if group.has_work():
-                    return group
-                group.unlist()
-            del self._classes[bits]
-        return None
+    def saves(self) -> float:
+        return (len(self.tasks) + self.inner) * self.length
 
 
 class AffineQueue(Generic[T]):
     """Keeps waiting tasks of one batch or tenant in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
-        "_ahead", "_before", "_current", "_entries", "_grouped", "_groups", "_head", "_held", "_kept", "_left", "_line", "_of_others",
-        "_root", "_seen", "_sweep_at", "_to_check", "_ungrouped", "append", "extend",
+        "_ahead", "_current", "_grouped", "_groups", "_head", "_held", "_left", "_line", "_of_others", "_root", "_seen",
+        "_ungrouped", "append", "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
@@ -140,16 +92,11 @@ class AffineQueue(Generic[T]):
         self._grouped = self._left = 0  # number of tasks that were ever sorted into groups, and number of these that have left
         self._ungrouped: deque[T] = deque(tasks)  # younger tasks, which are not sorted yet
         self._root: Group[T] = Group(0, 0.0, 0, None)  # root of the tree of groups; its tasks are the tasks without a group
-        self._groups: dict[int, Group[T]] = {}  # key -> group, if it has tasks or a source holds it
-        self._sweep_at = SWEEP
-        self._to_check: list[Group[T]] = []  # groups that the present sweep has not checked yet
-        self._kept = 0  # number of groups that the present sweep has checked and not dropped
+        self._groups: dict[int, Group[T]] = {}  # by key
         self._current: dict[HasCache, Group[T]] = {}  # source -> the group from which it took last
-        self._held: dict[HasCache, Held[T]] = {}  # source -> groups that it holds and that may have work
-        self._entries = 0  # number of entries that were ever pushed to these heaps
-        self._of_others: Groups[T] = OrderedDict()  # groups that some source holds and that may have work
+        self._held: dict[HasCache, Groups[T]] = {}  # source -> the groups that it holds, the one used last at the end
+        self._of_others: Groups[T] = OrderedDict()  # groups that some source holds
         self._seen: dict[int, int] = {}  # key -> position of the only task that had it, or SEVERAL
-        self._before: dict[int, int] = {}  # older entries
         self.append = self._ungrouped.append
         self.extend = self._ungrouped.extend
 
@@ -172,13 +119,6 @@ class AffineQueue(Generic[T]):
         self.discard(task)
         return task
 
-    def pop(self) -> T:
-        if self._ungrouped or self._grouped == self._left:
-            return (self._ungrouped or self._ahead).pop()
-        task = next(task for task in reversed(self._line) if task is not None)
-        self.discard(task)
-        return task
-
     def discard(self, task: T) -> None:
         group = task.group
         if group is None:
@@ -186,9 +126,19 @@ class AffineQueue(Generic[T]):
         task.group = None
         self._line[task.position - self._grouped] = None
         self._left += 1
+        self._tidy(group)
+
+    def _tidy(self, group: Group[T]) -> None:
+        """Drop tasks that have left from the head of a group. Forget the group, and the groups around it, if nothing of it waits."""
         tasks = group.tasks
         while tasks and tasks[0].group is not group:
             tasks.popleft()
+        while (parent := group.parent) is not None and not (group.tasks or group.inner):
+            del self._groups[group.key], group.listed[group]
+            for source in group.holders:
+                del self._held[source][group]
+            parent.inner -= 1
+            group = parent
 
     def clear(self) -> None:
         for task in self._in_groups():
@@ -235,11 +185,11 @@ class AffineQueue(Generic[T]):
         task = self._line[self._head] or self._oldest()
         group = task.group
         passed = self._left - task.position  # upper bound of the number of younger tasks that have left before this task
-        if passed >= task.slack or (2 * passed >= task.slack and group.is_held_by(source)):
+        if passed >= task.slack or (2 * passed >= task.slack and source in group.holders and source.prefix_cache.is_warm(group.key)):
             self._join(group, source)
         else:
             group = self._current.get(source)
-            if group is None or group.cold is not None or not group.tasks:  # otherwise it stays with its group
+            if group is None or group.cold or not group.tasks:  # otherwise it stays with its group
                 group = self._choose(source)
             task = group.tasks[0]
         self.discard(task)
@@ -247,42 +197,35 @@ class AffineQueue(Generic[T]):
 
     def _choose(self, source: HasCache) -> Group[T]:
         """Return the group from which a source takes from now on. This group has tasks of its own."""
-        group = self._held_group(source) or (self._root if self._root.has_work() else self._group_of_others())
-        while group.cold is not None and (inner := group.cold.first()) is not None:
-            group = inner
+        group = self._held_group(source) or self._root
+        if not group.has_work():  # each group with work is held by other sources
+            others = islice((group for group in self._of_others if group.has_work()), COMPARED)
+            group = max(others, key=lambda group: (bool(group.cold), len(group.tasks) + group.inner))
+        while group.cold:
+            group = max(islice(group.cold, COMPARED), key=Group.saves)
         self._join(group, source)
         return group
 
     def _join(self, group: Group[T], source: HasCache) -> None:
         if group.parent is not None:
             self._current[source] = group
-            if source not in group.holders:
-                self._hold(group, source, source.prefix_cache.clock)
+            self._hold(group, source)
 
     def _held_group(self, source: HasCache) -> Group[T] | None:
-        cache, held = source.prefix_cache, self._held.get(source)
-        while held:
-            depth, _, number, group = held[0]
-            warm = cache.is_warm(group.key)
-            if warm and group.has_work():
-                heapreplace(held, (depth, -cache.clock, number, group))
-                return group
-            heappop(held)
-            if warm:
-                group.idle[source] = None
-            elif source in group.holders:
-                del group.holders[source]
-                group.idle.pop(source, None)
-                self._list(group)
-        return None
-
-    def _group_of_others(self) -> Group[T]:
-        """Return a large group with work, one with cold groups if possible. Call this only if each group with work is held by a source."""
-        while True:
-            group = max(islice(self._of_others, COMPARED), key=lambda group: (group.has_cold(), len(group.tasks) + group.inner))
-            if group.has_work():
-                return group
-            group.unlist()
+        """Return the group with work that a source holds and should take from. Of its groups it has lost some."""
+        held, lost = self._held.get(source), []
+        best, depth, at = None, 0, 0.0
+        for group in islice(reversed(held), COMPARED) if held else ():
+            if group.depth >= depth and (group.tasks or group.cold):
+                used = source.prefix_cache.warm_since(group.key)
+                if used is None:
+                    lost.append(group)
+                elif group.depth > depth or used > at:
+                    best, depth, at = group, group.depth, used
+        for group in lost:
+            del self._held[source][group], group.holders[source]
+            self._list(group)
+        return best
 
     # the tree of groups
 
@@ -310,14 +253,8 @@ class AffineQueue(Generic[T]):
             slack += 1
             group = self._root if prefix is None else groups.get(prefix.keys[-1]) or self._find_group(task, prefix, holders)
             task.group = group
-            tasks = group.tasks
-            tasks.append(task)
-            size = len(tasks)
-            if size & (size - 1) == 0:  # this is the group's first task, or the size has doubled
-                self._list(group)
+            group.tasks.append(task)
         self._grouped = position
-        if len(groups) > self._sweep_at:
-            self._sweep()
 
     def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any]) -> Group[T]:
         """Return the group of a task: its longest prefix that another task has had, or that a source holds.
@@ -337,14 +274,13 @@ class AffineQueue(Generic[T]):
 
     def _shared(self, keys: tuple[int, ...], position: int) -> tuple[int, T | None]:
         """Return how many keys of the task at ``position`` other tasks have had, and the task that alone had the last one, if it waits."""
-        if len(self._seen) > REMEMBERED:
-            self._before, self._seen = self._seen, {}
-        seen, before = self._seen, self._before
+        seen = self._seen
+        if len(seen) > REMEMBERED:
+            seen.clear()
         shared, at = 0, SEVERAL
-        if not (seen.keys().isdisjoint(keys) and before.keys().isdisjoint(keys)):  # unusual; faster than one by one
-            shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen or keys[place - 1] in before)
-            key = keys[shared - 1]
-            at = seen[key] if key in seen else before[key]
+        if not seen.keys().isdisjoint(keys):  # unusual; faster than one by one
+            shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen)
+            at = seen[keys[shared - 1]]
             seen.update(dict.fromkeys(keys[:shared], SEVERAL))
         seen.update(dict.fromkeys(keys[shared:], position))
         age = position - at + 1  # the task at ``position`` is the last one of the line
@@ -353,8 +289,7 @@ class AffineQueue(Generic[T]):
     def _move(self, task: T, group: Group[T]) -> None:
         before, task.group = task.group, group
         group.tasks.append(task)
-        while before.tasks and before.tasks[0].group is not before:
-            before.tasks.popleft()
+        self._tidy(before)
 
     def _add_group(self, prefix: Prefix, blocks: int, holders: Holders[Any]) -> Group[T]:
         keys = prefix.keys
@@ -363,56 +298,28 @@ class AffineQueue(Generic[T]):
         key = keys[blocks - 1]
         group = self._groups[key] = Group(key, prefix.lengths[blocks - 1], blocks, parent)
         parent.inner += 1
+        parent.cold[group] = None
+        group.listed = parent.cold
         for source in holders.of(key):
-            self._hold(group, source, source.prefix_cache.used_at(key))
+            self._hold(group, source)
         return group
 
-    def _hold(self, group: Group[T], source: HasCache, at: float) -> None:
-        """Record that a source holds a group and the groups around it. ``at`` is the clock of the source when it last used them."""
-        while (parent := group.parent) is not None and source not in group.holders:
-            group.holders[source] = None
-            self._push(group, source, at)
-            self._list(group)
+    def _hold(self, group: Group[T], source: HasCache) -> None:
+        """Record that a source holds a group and the groups around it, and used them last."""
+        held = self._held.setdefault(source, OrderedDict())
+        while (parent := group.parent) is not None:
+            if source in group.holders:
+                held.move_to_end(group)
+            else:
+                group.holders[source] = held[group] = None
+                self._list(group)
             group = parent
 
     def _list(self, group: Group[T]) -> None:
-        """Enter a group with a task where sources look for groups: in the heaps of its holders, and in a list for all other sources."""
-        parent = group.parent
-        if parent is None:
-            return
-        if group.holders:
-            for source in group.idle:
-                self._push(group, source, source.prefix_cache.used_at(group.key))
-            group.idle.clear()
-            if group.listed is not self._of_others:
-                group.unlist()
-                group.listed = self._of_others
-                self._of_others[group] = None
-        else:
-            if parent.cold is None:
-                parent.cold = LargestFirst()
-            parent.cold.put(group)
-            if parent.listed is None or parent.idle:
-                self._list(parent)
-
-    def _push(self, group: Group[T], source: HasCache, at: float) -> None:
-        self._entries += 1
-        heappush(self._held.setdefault(source, []), (-group.depth, -at, self._entries, group))
-
-    def _sweep(self) -> None:
-        """Drop groups that have no tasks and that no source holds, the inner ones first."""
-        if not self._to_check:
-            self._to_check = sorted(self._groups.values(), key=attrgetter("depth"))
-            self._kept = 0
-        for _ in range(min(SLICE, len(self._to_check))):
-            group = self._to_check.pop()
-            if group.tasks or group.inner or any(source.prefix_cache.is_warm(group.key) for source in group.holders):
-                self._kept += 1
-                continue
-            del self._groups[group.key]
-            group.unlist()
-            assert group.parent is not None
-            group.parent.inner -= 1
-            group.holders.clear()
-        if not self._to_check:
-            self._sweep_at = SWEEP + 2 * self._kept
+        """Enter a group in the list where sources look for it that do not hold it."""
+        assert group.parent is not None
+        listed = self._of_others if group.holders else group.parent.cold
+        if listed is not group.listed:
+            del group.listed[group]
+            listed[group] = None
+            group.listed = listed

@@ -144,7 +144,10 @@ class FailurePolicy:
         if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
             is_new = not task.failures and attempt.sent_at >= task.pool.answered_at
             task.pool.failing += is_new and failure.kind is FailureKind.TRANSIENT
-            task_to_blame = not _is_nobody_answered(task, failure) and self._is_task_to_blame(task, source)
+            # the task has failed at a source that served other tasks, or as often as the retry policy allows
+            often = len(task.failures) >= self._retry.attempts and source.tally.ok > 0
+            served = often or any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
+            task_to_blame = served and not _is_nobody_answered(task, failure)
             task.failures = (*task.failures, (source, now))
             if task_to_blame or (failure.kind is FailureKind.TIMEOUT and task.overdue):  # it seems to hang at every source
                 return False
@@ -155,12 +158,6 @@ class FailurePolicy:
             again = before is not None and before.kind is failure.kind and source.answered_at < before.at <= attempt.sent_at
             dead = again and source.tally.ok > 0
         return source.health.failed(now, attempt.sent_at, attempt.order, task.number, dead=dead)
-
-    def _is_task_to_blame(self, task: Task, source: Source) -> bool:
-        """Return whether the task has failed at a source that served other tasks, or as often as the retry policy allows."""
-        if len(task.failures) >= self._retry.attempts and source.tally.ok:
-            return True
-        return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
     def _decide(
         self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, ejected: bool

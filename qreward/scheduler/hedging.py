@@ -147,7 +147,15 @@ class HedgingPolicy:
         most = WORTH * min(filter(None, in_service), default=0.0)
         quickest_first = sorted(pool.sources, key=lambda source: source.service.recent())
         targets = [source for source in quickest_first if 0 < source.service.recent() <= most and source.ready_at(now) <= now]
-        lasting = sorted(self._lasting(now, pool), key=lambda entry: -entry[0])
+        lasting: list[tuple[float, Attempt]] = []  # attempts of the last requests of batches, and their remaining seconds
+        for source in pool.sources:
+            pace = _pace(source, pool)
+            for attempt in source.attempts if pace else ():
+                feed = attempt.task.feed
+                if feed is not None and feed.ended and not feed.buffer and attempt.task.pool is pool and self.may_be_copied(attempt):
+                    age = now - attempt.sent_at
+                    lasting.append((pool.common.lengths.long(age / pace) * pace - age, attempt))
+        lasting.sort(key=lambda entry: -entry[0])
         kept = self.policy.reserve / 2 if len(lasting) > self.balance else 0.0  # once the budget is enough for all, nothing is kept
         for _, attempt in lasting:
             others = self.others(attempt.task)
@@ -173,20 +181,6 @@ class HedgingPolicy:
             return True
         length = pool.common.lengths.long(age / pace) if pace else 0.0
         return length * pace - age > GAIN * min(length, pool.common.lengths.p999) * quick
-
-    def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, Attempt]]:
-        """Yield (remaining seconds, attempt) of attempts that belong to the last requests of a batch."""
-        for source in pool.sources:
-            pace = _pace(source, pool)
-            if not pace:
-                continue
-            for attempt in source.attempts:
-                feed = attempt.task.feed
-                if feed is None or not feed.ended or feed.buffer or attempt.task.pool is not pool or not self.may_be_copied(attempt):
-                    continue
-                age = now - attempt.sent_at
-                to_go = pool.common.lengths.long(age / pace) * pace - age
-                yield to_go, attempt
 
 
 def stalls_at(source: Source) -> float:

@@ -15,7 +15,7 @@ from math import inf
 
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import Attempt, BatchFeed
+from qreward.scheduler.task import BatchFeed
 from qreward.scheduler.timer_wheel import TimerWheel
 
 UNKNOWN = 0.25
@@ -48,15 +48,6 @@ class OutageTracker:
             self.down[pool] = None
             for feed in pool.feeds:
                 self._set_due(feed)
-
-    def record_end(self, now: float, attempt: Attempt, *, alive: bool) -> None:
-        """Record that an attempt has ended. ``alive`` is True if its outcome is a sign of life."""
-        source = attempt.source
-        if alive:
-            self.end(source, attempt.sent_at)
-        elif not source.is_alive():
-            for pool in source.pools:
-                self.check(now, pool)
 
     def end(self, source: Source, sent_at: float = inf) -> None:
         """End the outages of a source's pools, because a request sent at ``sent_at`` showed a sign of life.

@@ -1,4 +1,13 @@
-"""A pool is one route at run time: its sources, its queue, and what the answers of all its sources have in common."""
+"""A pool is one route at run time: its sources, its queue, and what the answers of all its sources have in common.
+
+A slow source takes no new task if faster sources will have answered all that waits sooner (``Pool.patience``). The rule is earliest
+completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The length of an answer is not known
+beforehand, so the rule is applied twice. A typical answer of the source must end before the faster sources have answered all that is left.
+A long answer (see ``stats.LONG``) of a batch may take ``MARGIN`` times as long as one there.
+
+While it held for items of batches only, ten steps of 24 calls at a server with room for four requests of 0.2 s beside one of 2.4 s took
+104 s; now they take 15 s (``tests/scheduler/test_scheduler_ordinary.py``).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +32,22 @@ LOOK_AHEAD = 4096
 MOST_COMPARED, RANKED_FOR = 4, 0.25
 """``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
 again after ``RANKED_FOR`` seconds."""
+MARGIN = 2.0
+"""Factor on the time that the faster sources need for an item. A slower source is used if its own time for the item is at most the product.
+With 1.3, half as many copies are made, but more capacity stays idle (simulated)."""
+SWAY = 1.1
+"""Factor by which the times that are compared may differ before a source is held back, because they change between two evaluations."""
+REFRESH, SHARE = 0.1, 0.1
+"""``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the time in which all that is left
+is taken that passes between two evaluations."""
+LONGEST = 5.0
+"""Largest number of seconds between two evaluations of the pool."""
+DECIDED, LOOPS = 8, 0.25
+"""After ``DECIDED`` tasks it is decided anew whether workers make their next call when one is answered: whether more than a share ``LOOPS``
+(0 to 1) of the calls came one by one, each after an answer. Then what waits never ends, so every slot counts: 64 such workers took 87 s
+when a slow endpoint left calls to a fast one, and take 65 s (simulated). Calls that are made together come after one answer."""
+BUSY = 10.0
+"""Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
 EACH = 8
 """While prefix affinity is of no use, the prefix of one prompt in ``EACH`` is found, until prompts share a beginning that servers cache."""
 
@@ -36,7 +61,12 @@ class Pool:
         self.balancer = balancer
         self.queue = queue
         self.common = CommonService()
-        self.earliest_completion = EarliestCompletion()
+        self.compare_at = -inf  # when the sources are next compared, as to which of them leave tasks to faster ones
+        self._faster: dict[Source, float] = {}  # source -> requests per second that the faster ones take
+        self._fastest: Source | None = None  # the one that is expected to need the fewest seconds without load
+        self._long = 0.0  # tokens of a long answer
+        self._loops = False  # single tasks come one by one as others are answered, so what waits never ends
+        self._counted = (0, 0)  # ended tasks and renewals when that was last decided
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.live = 0  # tasks that have started and not ended
         self.ended = 0  # tasks that have ended, started or not
@@ -160,87 +190,44 @@ class Pool:
         A source that leaves tasks to faster ones takes a single task that has waited for as long as its answer would have taken: the faster
         ones are late. ``more`` tasks are about to wait.
         """
-        if len(self.sources) == 1 or not self.balancer.by_speed or not self.earliest_completion.holds_back(now, source, self, more):
+        if len(self.sources) == 1 or not self.balancer.by_speed:
             return 0.0
-        return source.answers_in(now, self)
-
-    def __repr__(self) -> str:
-        return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
-
-
-MARGIN = 2.0
-"""Factor on the time that the faster sources need for an item. A slower source is used if its own time for the item is at most the product.
-With 1.3, half as many copies are made, but more capacity stays idle (simulated)."""
-SWAY = 1.1
-"""Factor by which the times that are compared may differ before a source is held back, because they change between two evaluations."""
-REFRESH, SHARE = 0.1, 0.1
-"""``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the time in which all that is left
-is taken that passes between two evaluations."""
-LONGEST = 5.0
-"""Largest number of seconds between two evaluations of the pool."""
-DECIDED, LOOPS = 8, 0.25
-"""After ``DECIDED`` tasks it is decided anew whether workers make their next call when one is answered: whether more than a share ``LOOPS``
-(0 to 1) of the calls came one by one, each after an answer. Then what waits never ends, so every slot counts: 64 such workers took 87 s
-when a slow endpoint left calls to a fast one, and take 65 s (simulated). Calls that are made together come after one answer."""
-BUSY = 10.0
-"""Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
-
-
-class EarliestCompletion:
-    """Keeps a slow source from taking a new item if faster sources will have answered all that waits sooner.
-
-    The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The output
-    length of an item is not known beforehand, so the rule is applied twice. A typical answer of the source must end before the faster
-    sources have answered all that is left. A long answer (see ``stats.LONG``) of a batch may take ``MARGIN`` times as long as one there.
-
-    While it held for items of batches only, ten steps of 24 calls at a server with room for four requests of 0.2 s beside one of 2.4 s took
-    104 s; now they take 15 s (``tests/scheduler/test_scheduler_ordinary.py``).
-    """
-
-    def __init__(self) -> None:
-        self.look_at = -inf  # time of the next evaluation
-        self._faster: dict[Source, float] = {}  # source -> requests per second that the faster ones take
-        self._fastest: Source | None = None  # the one that is expected to need the fewest seconds without load
-        self._long = 0.0  # tokens of a long answer
-        self._loops = False  # single tasks come one by one as others are answered, so what waits never ends
-        self._counted = (0, 0)  # ended tasks and renewals of the pool when that was last decided
-
-    def holds_back(self, now: float, source: Source, pool: Pool, more: int = 0) -> bool:
-        """Return whether the source should leave the items that wait, and ``more`` others, to faster sources."""
-        if now >= self.look_at:
-            drain = self._evaluate(now, pool)
-            self.look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
+        if now >= self.compare_at:
+            self.compare_at = now + max(REFRESH, min(SHARE * self._compare(now), LONGEST))
         rate, fastest = self._faster.get(source), self._fastest
-        single = more or pool.queue.waiting
+        single = more or self.queue.waiting
         if rate is None or fastest is None or (single and self._loops):
-            return False
-        elsewhere = sum(other.queue.waiting for other in fastest.pools if other is not pool)
-        rest = (pool.queue.left() + more + elsewhere) / rate
-        if source.answers_in(now, pool) > SWAY * (rest + fastest.answers_in(now, pool)):
-            return True
-        if single:  # only the last items of a batch need to end together
-            return False
-        return self._long * source.service.recent() > SWAY * MARGIN * (rest + self._long * fastest.service.recent())
+            return 0.0
+        elsewhere = sum(other.queue.waiting for other in fastest.pools if other is not self)
+        rest = (self.queue.left() + more + elsewhere) / rate
+        seconds, long = source.answers_in(now, self), self._long
+        late = seconds > SWAY * (rest + fastest.answers_in(now, self))
+        if not (late or single):  # only the last items of a batch need to end together
+            late = long * source.service.recent() > SWAY * MARGIN * (rest + long * fastest.service.recent())
+        return seconds if late else 0.0
 
-    def _evaluate(self, now: float, pool: Pool) -> float:
+    def _compare(self, now: float) -> float:
         """Compare the sources. Returns the seconds until all items are taken; 0 if many items are left or too little is known."""
-        pool.common.count(now)
+        self.common.count(now)
         self._faster.clear()
-        ended, renewals = pool.ended - self._counted[0], pool.renewals - self._counted[1]
+        ended, renewals = self.ended - self._counted[0], self.renewals - self._counted[1]
         if ended >= DECIDED:
-            self._loops, self._counted = renewals > LOOPS * ended, (pool.ended, pool.renewals)
-        left, lengths = pool.queue.left(), pool.common.lengths
-        self._long = lengths.at(1 - LONG) or 0.0
+            self._loops, self._counted = renewals > LOOPS * ended, (self.ended, self.renewals)
+        left = self.queue.left()
+        self._long = self.common.lengths.at(1 - LONG) or 0.0
         if left == inf or not self._long:
             return 0.0
-        known = [source for source in pool.sources if source.service.recent() and source.health.is_back and source.available_soon(now)]
+        known = [source for source in self.sources if source.service.recent() and source.health.is_back and source.available_soon(now)]
         rate = least = 0.0
-        for expected, source in sorted([(pool.common.expected(now, each.service), each) for each in known], key=itemgetter(0)):
+        for expected, source in sorted([(self.common.expected(now, each.service), each) for each in known], key=itemgetter(0)):
             if rate and expected > SWAY * least and left / rate < BUSY * expected:
                 self._faster[source] = rate
             if not source.latency.mean:  # others have answered what was sent to it
                 continue
             if not rate:
                 self._fastest, least = source, expected
-            rate += source.rate() if source.learned is None else min(source.rate(), source.learned.shown(now))
+            rate += source.rate()
         return left / rate if rate else 0.0
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"

@@ -118,9 +118,10 @@ class PredictedCache:
         used = self._used.get(key)
         return used is not None and self.clock - used < self.capacity
 
-    def used_at(self, key: int) -> float:
-        """Return the clock at the last use of a prefix; 0 if the prefix is unknown."""
-        return self._used.get(key, 0.0)
+    def warm_since(self, key: int) -> float | None:
+        """Return the clock at the last use of a prefix that is expected to be cached, else None."""
+        used = self._used.get(key)
+        return used if used is not None and self.clock - used < self.capacity else None
 
     def use(self, now: float, prefix: Prefix) -> Expected:
         """Record that a request with this prefix is sent. Returns what the request is expected to find in the cache."""

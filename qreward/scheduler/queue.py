@@ -26,7 +26,8 @@ PATIENCE = 600.0
 MOST_GROUPS = 32
 """Maximum number of groups of retries that are searched when a source takes a task. Only the oldest task of each group is checked."""
 LAST = 1e9
-"""Seconds by which each failure moves a task back in the order for a half-open source."""
+"""Seconds by which each failure moves a task back in the order for a half-open source. Otherwise a few tasks that always fail would keep
+every source out of service."""
 PASSED_OVER = 0.5
 """Share (0 to 1) of the time between the arrival of a single task and its ``order_time``. Until this share has passed, later tasks may be
 taken before this task because of their prefixes."""
@@ -42,14 +43,8 @@ def order_time(task: Task) -> float:
     return min(task.born + PATIENCE, task.deadline)
 
 
-def rank(task: Task, source: Source) -> float:
-    """Return the sort key of a task that was sent before: its arrival time. For a half-open source, tasks with fewer failures come first,
-    or a few tasks that always fail would keep every source out of service."""
-    return task.born + LAST * len(task.failures) if source.health.half_open else task.born
-
-
 class RetryKey(NamedTuple):
-    """What decides which sources should take a task that was sent before."""
+    """What decides which sources should take a task that was sent before. So these are found without a look at every task."""
 
     level: int
     running: Source | None  # the source of its attempt in flight
@@ -70,48 +65,6 @@ def should_take(source: Source, task: Task, now: float) -> bool:
     if burden == 1.0 and task.attempt is None:
         return all(seconds <= failed.finish(now, task) for failed, _ in task.failures)
     return seconds <= task.pool.best(now, task, source)[0]
-
-
-class RetryQueue:
-    """Holds tasks that were sent before, grouped by what decides which sources should take them.
-
-    With these groups, the tasks that a source should take are found without a look at every task.
-    """
-
-    __slots__ = ("groups",)
-
-    def __init__(self) -> None:
-        self.groups: dict[RetryKey, deque[Task]] = {}  # oldest first; some of the tasks may have ended
-
-    def put(self, task: Task) -> None:
-        running = None if task.attempt is None else task.attempt.source
-        key = RetryKey(task.level, running, task.unfit, tuple(source for source, _ in task.failures))
-        if key not in self.groups:
-            self.groups[key] = deque()
-        self.groups[key].append(task)
-
-    def best(self, source: Source, now: float) -> dict[int, tuple[float, deque[Task]]]:
-        """Return for each level the group whose first task a source should take, after the sort key of that task."""
-        found: dict[int, tuple[float, deque[Task]]] = {}
-        for key in list(islice(self.groups, MOST_GROUPS)):
-            group = self.groups[key]
-            while group and group[0].state is not QUEUED:
-                group.popleft()
-            if not group:
-                del self.groups[key]
-            elif (by := rank(group[0], source)) < found.get(key.level, (inf,))[0] and should_take(source, group[0], now):
-                found[key.level] = by, group
-        return found
-
-    def unservable(self, sources: Sequence[Source]) -> list[Task]:
-        """Remove and return the tasks that none of these sources may take."""
-        keys = [
-            key for key in self.groups if all(each is key.running or each in key.unfit or each.health.marked_unhealthy for each in sources)
-        ]
-        return [task for key in keys for task in self.groups.pop(key) if task.state is QUEUED]
-
-    def sweep(self) -> None:
-        self.groups = {key: left for key, line in self.groups.items() if (left := deque(task for task in line if task.state is QUEUED))}
 
 
 class Tenant:
@@ -200,7 +153,7 @@ class Queue:
         self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
         self.again = 0  # waiting tasks that were sent before
         self._levels: dict[int, OrderedDict[str | None, Tenant]] = {}  # those with tenants; of those, the one whose turn it is first
-        self._retries = RetryQueue()
+        self._retries: dict[RetryKey, deque[Task]] = {}  # tasks that were sent before, oldest first; some of them may have ended
         self._ended = 0
         self._most_ended = SWEEP
 
@@ -216,7 +169,9 @@ class Queue:
             self._tenant(task.level, task.tenant).put(task)
         else:
             self.again += 1
-            self._retries.put(task)
+            running = None if task.attempt is None else task.attempt.source
+            key = RetryKey(task.level, running, task.unfit, tuple(source for source, _ in task.failures))
+            self._retries.setdefault(key, deque()).append(task)
 
     def put_feed(self, feed: BatchFeed) -> None:
         if not feed.queued:
@@ -241,7 +196,7 @@ class Queue:
         Retries are taken nevertheless: this source may be the only one for them. Of several pools, the one with the smallest key is served
         first.
         """
-        retried = self._retries.best(source, now) if self.again else {}
+        retried = self._best_retries(source, now) if self.again else {}
         levels = {**dict.fromkeys(retried, _NONE), **self._levels} if retried else self._levels
         least, best, found = inf, LEVELS, None
         for level, tenants in levels.items():
@@ -262,6 +217,21 @@ class Queue:
             if key < least or (key == least and level < best):
                 least, best, found = key, level, entry
         return least, best, found
+
+    def _best_retries(self, source: Source, now: float) -> dict[int, tuple[float, deque[Task]]]:
+        """Return for each level the retries of which a source should take the first one, after the sort key of that task: its arrival."""
+        found: dict[int, tuple[float, deque[Task]]] = {}
+        for key in list(islice(self._retries, MOST_GROUPS)):
+            group = self._retries[key]
+            while group and group[0].state is not QUEUED:
+                group.popleft()
+            if not group:
+                del self._retries[key]
+                continue
+            by = group[0].born + (LAST * len(group[0].failures) if source.health.half_open else 0.0)
+            if by < found.get(key.level, (inf,))[0] and should_take(source, group[0], now):
+                found[key.level] = by, group
+        return found
 
     def take(self, source: Source, now: float, *, patience: float = 0.0) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, or another task of the same line that suits the source better.
@@ -298,7 +268,7 @@ class Queue:
     def empty(self) -> list[Task]:
         """Remove and return all tasks, including those in the buffers of feeds."""
         self.sweep()
-        tasks = [task for group in self._retries.groups.values() for task in group]
+        tasks = [task for group in self._retries.values() for task in group]
         for tenant in self._tenants():
             tasks += [*tenant.line, *(task for _, _, task in tenant.early)]
         for task in tasks:
@@ -307,14 +277,19 @@ class Queue:
             tasks += feed.buffer
             feed.buffer.clear()
             feed.queued = False
-        self._retries.groups.clear()
+        self._retries.clear()
         self._levels.clear()
         self.entries = 0
         return tasks
 
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
         """Remove and return the tasks that were sent before and that none of these sources may take."""
-        tasks = self._retries.unservable(sources) if self.again else []
+        keys = [
+            key
+            for key in self._retries
+            if all(each is key.running or each in key.unfit or each.health.marked_unhealthy for each in sources)
+        ]
+        tasks = [task for key in keys for task in self._retries.pop(key) if task.state is QUEUED]
         for task in tasks:
             self._out(task)
         return tasks
@@ -342,17 +317,20 @@ class Queue:
     def take_back(self, task: Task) -> None:
         """Remove a task that no longer needs to wait, but may wait again later; its state must have changed before."""
         self.ended(task)
-        self._retries.sweep()
+        self._sweep_retries()
 
     def sweep(self) -> None:
         """Drop ended tasks. The next sweep comes after as many tasks have ended as are left now, so the cost per task is constant."""
-        self._retries.sweep()
+        self._sweep_retries()
         for tenant in self._tenants():
             tenant.sweep()
         self._ended, self._most_ended = 0, max(SWEEP, len(self))
 
+    def _sweep_retries(self) -> None:
+        self._retries = {key: left for key, line in self._retries.items() if (left := deque(task for task in line if task.state is QUEUED))}
+
     def __len__(self) -> int:
-        return sum(map(len, self._retries.groups.values())) + sum(map(len, self._tenants()))
+        return sum(map(len, self._retries.values())) + sum(map(len, self._tenants()))
 
     def _tenants(self) -> list[Tenant]:
         return [tenant for tenants in self._levels.values() for tenant in tenants.values()]
@@ -366,7 +344,7 @@ class Queue:
         self.waiting -= task.feed is None
         self.again -= task.sent_at is not None
         if not self.again:
-            self._retries.groups.clear()
+            self._retries.clear()
 
     def _close_if_idle(self, level: int, name: str | None) -> None:
         """Forget a tenant if nothing of it waits."""

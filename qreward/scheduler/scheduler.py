@@ -11,7 +11,7 @@ clock. A command is a tuple:
 ``(MORE, feed)``             read more input into ``feed.incoming``, then call ``refill``.
 
 Rules that hold between any two calls:
-1. work conservation: while a task waits, no source that may serve it has free capacity (but see ``EarliestCompletion``, ``should_take``);
+1. work conservation: while a task waits, no source that may serve it has free capacity (but see ``Pool.patience``, ``should_take``);
 2. a source gets no request before ``ready_at``, or while it has as many requests in flight as its concurrency limit allows;
 3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
@@ -33,7 +33,7 @@ from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
-from qreward.scheduler.limits.tokens import TokenEstimator
+from qreward.scheduler.limits.rate import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo, described
@@ -110,7 +110,7 @@ class Scheduler:
 
     def open(self, now: float, feed: BatchFeed) -> None:
         """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
-        feed.pool.earliest_completion.look_at = -inf  # more items are left than at the last evaluation
+        feed.pool.compare_at = -inf  # more items are left than at the last evaluation
         if feed.incoming:
             self.outages.enter(now, feed)
             self.refill(now, feed)
@@ -176,7 +176,11 @@ class Scheduler:
             else:
                 self._failed(now, attempt, outcome)
             if self.outages.down or not isinstance(outcome, Answer):
-                self.outages.record_end(now, attempt, alive=is_sign_of_life(outcome))
+                if is_sign_of_life(outcome):
+                    self.outages.end(source, attempt.sent_at)
+                elif not source.is_alive():
+                    for pool in source.pools:
+                        self.outages.check(now, pool)
         except Exception as error:
             self._unrecorded(now, attempt, outcome, error)
         self._fill(now, source)
@@ -470,7 +474,10 @@ class Scheduler:
         """Take the best task for a source from the queues of the source's pools. End tasks that can no longer meet their deadline."""
         pools = source.pools
         while pools:
-            pool = pools[0] if len(pools) == 1 else min(pools, key=lambda pool: self._urgency(now, source, pool))
+            pool = pools[0]
+            if len(pools) > 1:
+                filled = [each for each in pools if each.queue.entries] or pools
+                pool = min(filled, key=lambda each: each.queue.best(source, now, patience=each.patience(now, source))[0])
             if not pool.queue.entries:
                 break
             taken = pool.queue.take(source, now, patience=pool.patience(now, source))
@@ -483,10 +490,6 @@ class Scheduler:
             if not self._too_late(now, task, source):
                 return task
         return None
-
-    @staticmethod
-    def _urgency(now: float, source: Source, pool: Pool) -> float:
-        return pool.queue.best(source, now, patience=pool.patience(now, source))[0] if pool.queue.entries else inf
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
@@ -596,7 +599,7 @@ class Scheduler:
             self._release(now, pool)
 
     def _release(self, now: float, pool: Pool) -> None:
-        pool.earliest_completion.look_at = -inf  # what was left to the lost source is not
+        pool.compare_at = -inf  # what was left to the lost source is not
         self._check_outage(now, pool)
         for task in pool.queue.unservable(pool.sources):
             if task.attempt is not None:  # it was queued for a copy that no source can take now
@@ -631,7 +634,7 @@ class Scheduler:
     def _fail_waiting(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
         """Fail the buffered items of a batch. While input remains, one is kept: only a request can show that a source is alive."""
         while len(feed.buffer) > (not feed.ended):
-            self._fail(feed.buffer.pop(), failing())
+            self._fail(feed.buffer.popleft(), failing())
         if not feed.buffer:
             feed.pool.queue.drop_feed(feed)
 
@@ -645,12 +648,14 @@ class Scheduler:
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
         for kind, attempt in found:
-            if kind is Overdue.HUNG:
-                self._suspect(now, attempt)
+            task = attempt.task
+            if kind is Overdue.TIMED_OUT:
+                self._cancel(attempt, CancelReason.OVERDUE)
             elif kind is Overdue.LATE:
                 self._hedge(now, attempt)
-            else:
-                self._cancel(attempt, CancelReason.OVERDUE)
+            elif task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
+                task.suspected += 1
+                self._copy(now, task)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, stalls_at(source), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
@@ -671,12 +676,6 @@ class Scheduler:
             if self._hedging.may_be_copied(attempt):
                 self._copy(now, attempt.task)
         self.on_source_lost(now, source)
-
-    def _suspect(self, now: float, attempt: Attempt) -> None:
-        task = attempt.task
-        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
-            task.suspected += 1
-            self._copy(now, task)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         task = attempt.task

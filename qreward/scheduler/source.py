@@ -6,9 +6,9 @@ source may be sent a request. ``Source.answers_in`` and ``Source.finish`` apply 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -139,8 +139,8 @@ class Source:
         if health.marked_unhealthy or self.removed or self.paused:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
-        if self.learned is not None and self.learned.limiter is not None:
-            at = max(at, self.learned.limiter.ready_at)
+        if self.learned is not None and self.learned.rate != inf:
+            at = max(at, self.learned.ready_at)
         if self.lease is not None and not self.lease.may_send(now):
             return inf
         if self.requests is not None:
@@ -362,42 +362,29 @@ class Availability(NamedTuple):
 
 def standing(now: float, source: Source) -> Availability:
     """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
-    health = source.health
-    orders: list[tuple[bool | str, str, ReasonCode]] = [
-        (source.removed, "removed", "removed"),
-        (health.marked_unhealthy, "marked unhealthy", "marked_unhealthy"),
-        (source.paused, source.paused, "paused"),
+    health, lease, asked = source.health, source.lease, source.cooldown.uncapped_hint
+    capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
+    obstacles: list[tuple[float, str, ReasonCode]] = [
+        (inf if source.removed else -inf, "removed", "removed"),
+        (inf if health.marked_unhealthy else -inf, "marked unhealthy", "marked_unhealthy"),
+        (inf if source.paused else -inf, source.paused, "paused"),
+        (inf if lease is not None and not lease.is_valid(now) else -inf, "waiting for its share", "quota"),
+        (health.open_until, "out of service after failures", "out_of_service"),
+        (source.cooldown.opens_at, f"it turned requests away{capped}", "cooldown"),
     ]
-    for given, reason, code in orders:
-        if given:
-            return Availability(reason, inf, code)
-    waits = [(at - now, reason, code) for at, reason, code in _obstacles(now, source) if at > now]
-    if waits:
-        seconds, reason, code = max(waits)
-        return Availability(reason, seconds, code)
+    if source.learned is not None:
+        obstacles.append((source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects", "rate_limit"))
+    for limit, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
+        if limit is not None and limit.ready_at == inf:
+            obstacles.append((inf, "waiting for its share", "quota"))
+        elif limit is not None:
+            words = f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {60 * limit.rate:.4g} {unit} a minute"
+            obstacles.append((limit.ready_at, words, "rate_limit" if unit == "requests" else "token_limit"))
+    at, reason, code = max(obstacles, key=itemgetter(0))
+    if at > now:
+        return Availability(reason, at - now, code)
     if source.inflight and health.half_open:
         return Availability("coming back: 1 at a time", inf, "recovering")
     if source.inflight >= source.window.limit:
         return Availability("window full", inf, "concurrency_limit")
     return Availability("ready", 0.0, "ready")
-
-
-def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str, ReasonCode]]:
-    if source.lease is not None and not source.lease.is_valid(now):
-        yield inf, "waiting for its share", "quota"
-    yield source.health.open_until, "out of service after failures", "out_of_service"
-    asked = source.cooldown.uncapped_hint
-    capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
-    yield source.cooldown.opens_at, f"it turned requests away{capped}", "cooldown"
-    if source.learned is not None:
-        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects", "rate_limit"
-    limits: tuple[tuple[Gcra | HeaderRateLimit | None, str, ReasonCode], ...] = (
-        (source.requests, "requests", "rate_limit"),
-        (source.tokens, "tokens", "token_limit"),
-    )
-    for limit, unit, code in limits:
-        if limit is not None and limit.ready_at == inf:
-            yield inf, "waiting for its share", "quota"
-        elif limit is not None:
-            words = f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {60 * limit.rate:.4g} {unit} a minute"
-            yield limit.ready_at, words, code

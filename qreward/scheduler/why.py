@@ -104,7 +104,7 @@ def reason_of(now: float, source: Source) -> EndpointReason:
         code = "no_answer"
     elif code == "out_of_service" and source.fault is not None and source.fault.kind is FailureKind.QUOTA:
         code = "quota"
-    text = f"{source.name} {TEXTS[code](now, source, found)}"
+    text = f"{source.name} {_says(now, source, code, found)}"
     if code != "out_of_service" and _fails((source,)) and source.fault is not None:
         text += f", but its last request failed: {source.fault.shown}"
     return EndpointReason(source.name, code, text, None if found.seconds == inf else found.seconds)
@@ -141,52 +141,32 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
 
 
-def _limited(_now: float, _source: Source, found: Availability) -> str:
-    return f"takes the next in {seconds(found.seconds)}: {found.reason}"
-
-
-def _out_of_service(now: float, source: Source, found: Availability) -> str:
-    lasts = "is out of service" if source.down_since is None else f"has been out of service for {seconds(now - source.down_since)}"
-    return f"{lasts}, and is tried again in {seconds(found.seconds)}{'' if source.fault is None else f': {source.fault.shown}'}"
-
-
-def _cooldown(_now: float, source: Source, found: Availability) -> str:
-    away = f" ({source.tally.rejected} of {source.tally.sent} so far)" if source.tally.rejected else ""
-    return f"is left alone for {seconds(found.seconds)} because {found.reason}{away}"
-
-
-def _at_limit(_now: float, source: Source, _found: Availability) -> str:
-    each = f", {seconds(source.latency.mean)} for an answer" if source.latency.mean else ""
-    limit = source.window
+def _says(now: float, source: Source, code: ReasonCode, found: Availability) -> str:
+    """Return what an endpoint does, after its name."""
+    limit, lease, rejected, mean = source.window, source.lease, source.tally.rejected, source.latency.mean
+    slots, wait = f"{source.inflight} of {limit.limit} slots in use", seconds(found.seconds)
     reason = "configured" if limit.reason == "fixed" or getattr(limit, "most", None) == limit.limit else limit.reason
-    return f"is at its limit of {limit.limit} in flight ({reason}{each})"
-
-
-def _no_answer(now: float, source: Source, _found: Availability) -> str:
-    return f"has answered nothing for {seconds(_silent(now, source))}, with {source.inflight} of {source.window.limit} slots in use"
-
-
-def _share(_now: float, source: Source, found: Availability) -> str:
-    if source.lease is None or found.code == "out_of_service":
-        return f"reports that the quota of its account is used up, and is tried again in {seconds(found.seconds)}"
-    others = "no other process" if source.lease.members == 1 else f"{source.lease.members} processes" if source.lease.members else "others"
-    return f"waits for its share of a limit that it shares with {others}"
-
-
-TEXTS: dict[ReasonCode, Callable[[float, Source, Availability], str]] = {
-    "ready": lambda _now, source, _found: f"is ready, {source.inflight} of {source.window.limit} slots in use",
-    "rate_limit": _limited,
-    "token_limit": _limited,
-    "concurrency_limit": _at_limit,
-    "recovering": lambda _now, _source, _found: "comes back into service, with 1 in flight at most",
-    "cooldown": _cooldown,
-    "out_of_service": _out_of_service,
-    "quota": _share,
-    "no_answer": _no_answer,
-    "paused": lambda _now, source, _found: f"is {source.paused}",
-    "marked_unhealthy": lambda _now, _source, _found: "is marked unhealthy, until mark_healthy",
-    "removed": lambda _now, _source, _found: "was removed",
-}
+    lasts = "is out of service" if source.down_since is None else f"has been out of service for {seconds(now - source.down_since)}"
+    share = f"reports that the quota of its account is used up, and is tried again in {wait}"
+    if lease is not None and found.code != "out_of_service":
+        others = "no other process" if lease.members == 1 else f"{lease.members} processes" if lease.members else "others"
+        share = f"waits for its share of a limit that it shares with {others}"
+    texts: dict[ReasonCode, str] = {
+        "ready": f"is ready, {slots}",
+        "rate_limit": f"takes the next in {wait}: {found.reason}",
+        "token_limit": f"takes the next in {wait}: {found.reason}",
+        "concurrency_limit": f"is at its limit of {limit.limit} in flight ({reason}{f', {seconds(mean)} for an answer' if mean else ''})",
+        "recovering": "comes back into service, with 1 in flight at most",
+        "cooldown": f"is left alone for {wait} because {found.reason}"
+        + (f" ({rejected} of {source.tally.sent} so far)" if rejected else ""),
+        "out_of_service": f"{lasts}, and is tried again in {wait}{'' if source.fault is None else f': {source.fault.shown}'}",
+        "quota": share,
+        "no_answer": f"has answered nothing for {seconds(_silent(now, source))}, with {slots}",
+        "paused": f"is {source.paused}",
+        "marked_unhealthy": "is marked unhealthy, until mark_healthy",
+        "removed": "was removed",
+    }
+    return texts[code]
 
 
 def timeout_error(now: float, task: Task) -> RequestTimeout:

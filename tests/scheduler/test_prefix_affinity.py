@@ -8,12 +8,10 @@ from itertools import product
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler import affinity
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import EACH
@@ -176,44 +174,38 @@ def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_fro
     scene.add(1, 3, 200, named=False)
     assert scene.take() == 1
     cache = scene.sources[0].prefix_cache
-    assert cache.used_at(1) == cache.clock
+    assert cache.warm_since(1) == cache.clock
 
 
-def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_groups() -> None:
+def test_the_oldest_task_may_be_taken_away_although_it_is_in_a_group() -> None:
     scene = Scene()
-    for key in (1, 2, 1, 2, 3, 1):
+    for key in (1, 2, 1, 2):
         scene.add(key)
     assert scene.take() == 0
-    assert [scene.line.pop().index, scene.line.popleft().index, scene.line.pop().index] == [5, 1, 4]
+    assert scene.line.popleft().index == 1
     assert [task.index for task in scene.line] == [2, 3]
     assert (len(scene.line), scene.take(), scene.take(), bool(scene.line)) == (2, 2, 3, False)
 
 
-def test_groups_that_nothing_waits_for_and_no_source_holds_are_forgotten_and_those_that_are_held_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However many there were before, and the groups around them too: each of these has two inner ones."""
-    groups = 64
-    monkeypatch.setattr(affinity, "SWEEP", groups)
-    monkeypatch.setattr(affinity, "SLICE", groups // 4)
-    scene, most = Scene(sources=1), 0
-    for key in range(16 * groups):
+def test_groups_of_which_nothing_waits_are_forgotten_and_what_sources_hold_is_not() -> None:
+    """The groups around them too: each of these has two inner ones."""
+    scene = Scene(sources=2)
+    for key in range(100):
         for inner in (1, 1, 2, 2):
-            scene.add(key, 100 * groups * inner + key)
+            scene.add(key, 1000 * inner + key)
         for _ in range(4):
-            scene.take()
-        scene.sources[0].prefix_cache.forget()
-        scene.sources[0].prefix_cache.use(0.0, named(0))
-        most = max(most, len(scene.line._groups))
+            scene.take(key % 2)
+        assert len(scene.line._groups) == 0
     gc.collect()
-    assert max(most, sum(isinstance(each, Group) for each in gc.get_objects())) < 1.5 * groups
-    assert scene.line._groups[0].holders.keys() >= {scene.sources[0]}
+    assert sum(isinstance(each, Group) for each in gc.get_objects()) <= 1 + 2 * 2, "the root, and where each source was last"
+    for key in (1, 0, 1, 0):
+        scene.add(key, 1000 + key)
+    assert [scene.take(source) for source in (0, 1, 0, 1)] == [401, 400, 403, 402]
 
 
 def test_groups_within_which_tasks_wait_are_not_forgotten_and_each_knows_how_many_are_directly_in_it() -> None:
     for named in (True, False):
         scene = Scene()
-        scene.line._sweep_at = 0
         for keys in ((1,), (1, 10), (1, 10, 100), (1, 10, 101), (1, 11), (1, 11, 102)):
             for _ in range(2):
                 scene.add(*keys, named=named)
@@ -233,7 +225,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("add"), keys, st.booleans()),
         st.tuples(st.just("take"), st.integers(0, 2)),
-        st.sampled_from([("first",), ("pop",), ("popleft",), ("discard",), ("forget",)]),
+        st.sampled_from([("first",), ("popleft",), ("discard",), ("forget",)]),
     ),
     max_size=120,
 )
@@ -266,8 +258,6 @@ def test_nothing_is_lost_or_doubled_and_nobody_is_passed_over_for_long(steps: li
             found = scene.line.first()
             assert found is not None
             assert found.index == waiting[0]
-        elif step[0] == "pop":
-            assert scene.line.pop().index == waiting.pop()
         elif step[0] == "popleft":
             assert scene.line.popleft().index == waiting.pop(0)
         else:

@@ -174,41 +174,6 @@ class FixedLimit(ConcurrencyLimit):
         count_change(self.changes, before, self.limit, reason)
 
 
-class Elasticity:
-    """Measures how throughput depends on the limit: d ln(throughput) / d ln(limit), from the differences of consecutive rounds."""
-
-    def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None
-        self._xy = self._xx = 0.0
-
-    def add(self, window: int, seconds_per_token: float) -> float | None:
-        """Add a round. Returns the elasticity between this round and the one before, or None if they cannot be compared."""
-        x, y = log(window), log(max(1e-9, seconds_per_token))
-        last, self._last = self._last, (x, y)
-        if last is None or abs(x - last[0]) <= 0.05:
-            return None
-        dx, dy = x - last[0], y - last[1]
-        self._xy = MEMORY * self._xy + dx * dy
-        self._xx = MEMORY * self._xx + dx * dx
-        return 1 - dy / dx
-
-    def break_off(self) -> None:
-        """Mark that the next round cannot be compared with the last one."""
-        self._last = None
-
-    @property
-    def value(self) -> float:
-        return 1 - self._xy / self._xx if self._xx else 1.0
-
-
-class _Round:
-    """Answers to requests that were sent under one value of the limit."""
-
-    def __init__(self, limit: int, since: float, peak: int) -> None:
-        self.limit, self.since, self.peak = limit, since, peak
-        self.answers, self.seconds, self.tokens = 0, 0.0, 0.0
-
-
 class AdaptiveLimit(ConcurrencyLimit):
     """An adaptive concurrency limit of at most ``most``, by default ``MOST``; ``rng`` is used for random rounding."""
 
@@ -220,7 +185,9 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._rounds = 1
         self.reason = "start"
         self.crowded_until = -inf  # the limit does not grow before this time, because requests wait inside the server
-        self._elasticity = Elasticity()
+        self._round_limit = self._peak = 0
+        self._last: tuple[float, float] | None = None  # logarithms of limit and seconds per token of the last round, if comparable
+        self._xy = self._xx = 0.0  # decayed sums over the differences of consecutive rounds
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
         self._rejects = RejectShare()
         self._clean = 0  # answers since the last try or reject
@@ -229,12 +196,11 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
         self._used = 0.0  # base of the last whole round (while capped, the highest one), or what was served at once; 0 after a rejected try
-        self._round: _Round
         self._begin(0.0, 0)
 
     def _begin(self, now: float, inflight: int) -> None:
         self._starting, self._capped, self._step = True, False, 0
-        self._elasticity.break_off()
+        self._last = None
         self._set(max(self._start, self._used), now, inflight)
 
     def start_with(self, items: int) -> None:
@@ -243,7 +209,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             self._set(self._start, 0.0, 0)
 
     def sent(self, _now: float, inflight: int) -> None:
-        self._round.peak = max(self._round.peak, inflight)
+        self._peak = max(self._peak, inflight)
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
         if now >= self._blame_until:  # not a method of its own: hot path
@@ -253,12 +219,11 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._clean += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
-        current = self._round
-        if sent_at >= current.since:
-            current.answers += 1
-            current.seconds += now - sent_at
-            current.tokens += tokens or 1.0
-            if current.answers >= max(SHORTEST_ROUND, self.limit / 2):
+        if sent_at >= self._since:
+            self._answers += 1
+            self._seconds += now - sent_at
+            self._tokens += tokens or 1.0
+            if self._answers >= max(SHORTEST_ROUND, self.limit / 2):
                 self._end_round(now, inflight)
 
     def rejected(self, now: float, sent_at: float, order: int, _hint: float | None, others: int) -> Reject:
@@ -281,7 +246,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             base -= int(give) + (self._rng.random() < give % 1)
         self._starting, self._capped, self._step = False, True, 0
         self._mark, self._clean, self._tried = now, 0, 0
-        self._elasticity.break_off()
+        self._last = None
         self.reason = f"rejected while {others} were served"
         self._set(base, now, others)
         return Reject.FULL if tried else Reject.AWAY
@@ -304,9 +269,9 @@ class AdaptiveLimit(ConcurrencyLimit):
         waited = now - self._mark
         due = self._step or self._clean >= PATIENCE or waited >= HOLD
         barred = now < self.crowded_until or waited < SETTLE
-        if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
+        if not due or barred or self.limit >= min(self.most, 1.5 * self._round_limit):
             return
-        if self._elasticity.value < HIGH:  # a higher limit would not increase throughput
+        if self._elasticity() < HIGH:  # a higher limit would not increase throughput
             self._capped = False
             return
         self._floor = self.limit
@@ -317,22 +282,32 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._base = float(self.limit)
         self.reason = f"trying {self.limit - self._floor} more after clean answers"
 
+    def _elasticity(self) -> float:
+        """Return d ln(throughput) / d ln(limit), from the differences of consecutive rounds."""
+        return 1.0 - self._xy / self._xx if self._xx else 1.0
+
     def _end_round(self, now: float, inflight: int) -> None:
-        current, base = self._round, self._base
-        if current.peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
+        base = self._base
+        if self._peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
             if not self._starting:  # else the limit would double after each pause
-                self._elasticity.break_off()
+                self._last = None
             if not self._capped:  # but what was served at once can be served again
-                self._used = max(self._used, float(current.peak))
+                self._used = max(self._used, float(self._peak))
         else:
-            change = self._elasticity.add(self.limit, current.seconds / current.tokens)
-            factor, elasticity = 1.0, inf if change is None else change
+            here, last = (log(self.limit), log(max(1e-9, self._seconds / self._tokens))), self._last
+            self._last = here
+            compared = last is not None and abs(here[0] - last[0]) > 0.05
+            factor, elasticity = 1.0, inf
+            if last is not None and compared:
+                dx, dy = here[0] - last[0], here[1] - last[1]
+                self._xy, self._xx = MEMORY * self._xy + dx * dy, MEMORY * self._xx + dx * dx
+                elasticity = 1.0 - dy / dx
             if self._starting:
                 self.reason = f"start: elasticity {elasticity:.2f}"
                 self._starting = elasticity >= KEEP
                 factor = 2.0 if self._starting else 1.0 if elasticity > LOW else 0.5
-            elif change is not None and self._side < 0:  # every second round, after one above the base and one below
-                elasticity = self._elasticity.value
+            elif compared and self._side < 0:  # every second round, after one above the base and one below
+                elasticity = self._elasticity()
                 self.reason = f"elasticity {elasticity:.2f}"
                 factor = DOWN if elasticity < LOW else UP if elasticity > HIGH and not self._capped else 1.0
             if not self._capped or factor < 1.0 or base > self._used:
@@ -350,4 +325,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         swing = 1.0 if at_rest else 1 - ZIG if self._base >= self.most else 1 + ZIG * self._side
         before, self.limit = self.limit, max(1, min(self.most, round(self._base * swing)))
         count_change(self.changes, before, self.limit, self.reason.partition(" ")[0].rstrip(":"))
-        self._round = _Round(self.limit, now, inflight)
+        # answers to requests that were sent under this value of the limit
+        self._round_limit, self._since, self._peak = self.limit, now, inflight
+        self._answers, self._seconds, self._tokens = 0, 0.0, 0.0

@@ -16,7 +16,13 @@ back the last raise. If stray rejects continue under the limit, no rate limit ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qreward.scheduler.outcome import Answer
+    from qreward.scheduler.task import Attempt
 
 BURST = 0.1
 """The requests that the rate allows in this number of seconds may be sent together. With one second, a provider that counts in windows of
@@ -118,8 +124,6 @@ FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 """Shares (0 to 1) by which the first raise increases the rate, and a later one at most. Each raise is twice as large as the last."""
 CALM, NEXT = 20.0, 5.0
 """``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
-LATELY = 3.0
-"""Seconds for which a reject shows that a source takes no more than it did, although no rate has been learned."""
 SHORT = 1.0
 """Seconds. After the first reject that asks for a longer wait, only the concurrency limit is lowered. It may have been the cause, and a
 rate that is learned from the first second of a batch and a wait of five would hold a server at a ninth of its speed for a minute. Limits
@@ -128,27 +132,18 @@ EVIDENCE = 5
 """Least number of accepted requests for a rate to be learned."""
 
 
-class LearnedRate:
-    """Limits the requests per second to a rate that is learned from rejects."""
+class LearnedRate(Gcra):
+    """Limits the requests per second to a rate that is learned from rejects. Until then the rate is infinite."""
 
     def __init__(self) -> None:
-        self.limiter: Gcra | None = None  # the limit, once there is one
+        super().__init__(inf)
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
         self._held_since = -inf  # when the limit was set, or last raised
-        self._rejected_at = -inf  # when the latest request was sent that was rejected
         self._suspected_until = inf  # until when the first wait of a reject lasts
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
-
-    @property
-    def rate(self) -> float:
-        return inf if self.limiter is None else self.limiter.rate
-
-    @property
-    def ready_at(self) -> float:
-        return -inf if self.limiter is None else self.limiter.ready_at
 
     def sent(self, now: float) -> None:
         second = int(now)
@@ -157,32 +152,25 @@ class LearnedRate:
         if second not in self._accepted:
             self._accepted = {then: count for then, count in self._accepted.items() if then >= second - SPAN}
         self._accepted[second] = self._accepted.get(second, 0) + 1
-        if self.limiter is not None:
-            self.limiter.take(now)
+        if self.rate != inf:
+            self.take(now)
 
     def ok(self, now: float) -> None:
         self._answered = True
-        if self.limiter is not None and now - self._changed > (NEXT if self._raised else CALM):
+        if self.rate != inf and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
-            self.limiter.rate *= 1 + self._raised
+            self.rate *= 1 + self._raised
             self._changed = self._held_since = now
 
-    def shown(self, now: float) -> float:
-        """Return the most requests accepted in one of the last ``LATELY`` seconds, if one was rejected in them; otherwise inf."""
-        if now - self._rejected_at > LATELY:
-            return inf
-        return max((count for then, count in self._accepted.items() if then >= now - LATELY - 1), default=0) or inf
-
     def rejected(self, sent_at: float) -> None:
-        self._rejected_at = max(self._rejected_at, sent_at)
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 
     def hinted(self, now: float, hint: float, *, stray: bool = False) -> None:
         """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once. ``stray`` ones start no limit."""
-        if now - self._cut < 1.0 or not self._answered or (stray and self.limiter is None):
+        if now - self._cut < 1.0 or not self._answered or (stray and self.rate == inf):
             return
-        if self.limiter is None and hint > SHORT and now <= self._suspected_until:
+        if self.rate == inf and hint > SHORT and now <= self._suspected_until:
             if self._suspected_until == inf:
                 self._suspected_until, self._answered = now + hint, False
             return
@@ -192,14 +180,55 @@ class LearnedRate:
         if recent < EVIDENCE:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
-        if self.limiter is None:
-            self.limiter = Gcra(seen)
-            self._accepted, self._began, self._held_since = {}, now, now + hint
+        if self.rate == inf:
+            self.rate, self._accepted, self._began, self._held_since = seen, {}, now, now + hint
         elif self._raised:
-            self.limiter.rate = max(min(seen, self.limiter.rate), self.limiter.rate / (1 + self._raised))
+            self.rate = max(min(seen, self.rate), self.rate / (1 + self._raised))
         else:
-            self.limiter.rate = min(seen, self.limiter.rate)
-            if stray and now - self._held_since > CALM:
-                self.limiter = None
+            self.rate = inf if stray and now - self._held_since > CALM else min(seen, self.rate)
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False
+
+
+FIRST_OUTPUT = 256.0
+"""Number of output tokens that an answer is expected to have until the first answer has come."""
+
+
+class TokenEstimator:
+    """Reserves an estimate when a task is sent to a source with a token limit, and corrects it when the task is answered.
+
+    The tokens of the prompt are estimated from its size, scaled by the error of earlier estimates; the tokens of the output are the mean of
+    earlier answers.
+    """
+
+    def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
+        self._estimate = estimate
+        self._scale = 1.0  # real prompt tokens divided by estimated prompt tokens, moving average
+        self._output: float | None = None  # output tokens of an answer, moving average
+
+    def reserve(self, now: float, attempt: Attempt) -> None:
+        limit = attempt.source.tokens
+        assert limit is not None
+        prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
+        expected = FIRST_OUTPUT if self._output is None else self._output
+        reserved = attempt.source.reserved and most
+        attempt.prompt = prompt
+        attempt.cost = prompt * self._scale + (most if reserved else min(expected, most or inf))
+        limit.take(now, attempt.cost)
+
+    def settle(self, attempt: Attempt, answer: Answer | None) -> None:
+        """Correct the charge of an ended attempt, and the estimates, by the tokens of the answer. Without one, return the whole charge."""
+        limit = attempt.source.tokens
+        if limit is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
+            return
+        if answer is None:
+            limit.settle(attempt.cost, 0.0, attempt.sent_at)
+            return
+        used_prompt, used_output = answer.prompt_tokens, answer.output_tokens
+        if used_prompt is None or used_output is None:
+            limit.settle(attempt.cost, attempt.cost, attempt.sent_at)
+            return
+        self._output = used_output if self._output is None else self._output + 0.1 * (used_output - self._output)
+        if attempt.prompt:
+            self._scale += 0.1 * (used_prompt / attempt.prompt - self._scale)
+        limit.settle(attempt.cost, attempt.cost if attempt.source.reserved else used_prompt + used_output, attempt.sent_at)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler.limits.rate import MINUTE, Gcra, MinuteLimit
-from qreward.scheduler.limits.tokens import FIRST_OUTPUT
+from qreward.scheduler.limits.rate import FIRST_OUTPUT, MINUTE, Gcra, MinuteLimit
 from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.task import Task
 from qreward.settings.policies import Limits

@@ -65,6 +65,19 @@ def test_a_callback_or_exporter_that_raises_breaks_nothing(kind: Any, caplog: py
     assert len(caplog.records) == 2
 
 
+def test_the_method_of_an_exporter_may_be_replaced_while_the_function_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exporter:
+        def export(self, metrics: ScheduleMetrics) -> None:
+            raise AssertionError(metrics)
+
+    records: list[ScheduleMetrics] = []
+    exporter = Exporter()
+    function = schedule(telemetry_exporter=exporter)(lambda: 7)
+    monkeypatch.setattr(exporter, "export", records.append)
+    function()
+    assert [record.outcome for record in records] == ["ok"]
+
+
 @both
 def test_debug_and_only_debug_says_what_was_decided_and_when(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "qreward.schedule")

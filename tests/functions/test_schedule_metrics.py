@@ -98,6 +98,14 @@ def test_debug_and_only_debug_says_what_was_decided_and_when(kind: Any, caplog: 
     assert "secret" not in text
 
 
+@both
+def test_debug_says_that_a_retry_is_not_made_because_other_calls_opened_the_circuit(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "qreward.schedule")
+    settings = {"retry_times": 1, "exception_types": lambda _: 5.0, "circuit_breaker_threshold": 2}
+    kind.run(lambda *_: (1.0, ConnectionError()), at_times([0, 2]), debug=True, **settings)
+    assert "call 1 at 6.000 s: no retry: the circuit breaker is open" in caplog.text
+
+
 def test_a_cancelled_call_has_a_record_that_says_so() -> None:
     records: list[ScheduleMetrics] = []
 

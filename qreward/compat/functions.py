@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import inf
-from operator import itemgetter
-from threading import Event
+from threading import Event, RLock
 from time import monotonic
 from typing import Any
 
@@ -213,24 +212,37 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue that is ordered by priority, lowest number first. An item that has waited for the threshold has the priority 0."""
+    """A queue that is ordered by priority, lowest number first. An item that has waited for the threshold has the priority 0.
+
+    Any thread may use it.
+    """
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or inf
         self._numbers = count()
         self._waiting: dict[int, tuple[int, float, Any]] = {}
+        self._lock = RLock()
 
     def put(self, item: Any, priority: int = Priority.NORMAL) -> None:
         if not 0 <= priority <= 9:
             raise ConfigError(f"priority must be in [0, 9], got {priority}")
-        self._waiting[next(self._numbers)] = (priority, monotonic(), item)
+        with self._lock:
+            self._waiting[next(self._numbers)] = (priority, monotonic(), item)
+
+    def _ranks(self) -> list[tuple[int, int, float]]:
+        """Return for each waiting item its priority now, its number, and the seconds it has waited. The smallest is next."""
+        now = monotonic()
+        ages = [(level, number, now - since) for number, (level, since, _) in self._waiting.items()]
+        return [(0 if age >= self._threshold else level, number, age) for level, number, age in ages]
 
     def get(self) -> Any:
         """Remove and return the first item; None if the queue is empty."""
-        return self._waiting.pop(self.snapshot()[0]["sequence"])[2] if self._waiting else None
+        with self._lock:
+            return self._waiting.pop(min(self._ranks())[1])[2] if self._waiting else None
 
     def peek(self) -> Any:
-        return self._waiting[self.snapshot()[0]["sequence"]][2] if self._waiting else None
+        with self._lock:
+            return self._waiting[min(self._ranks())[1]][2] if self._waiting else None
 
     @property
     def queue_size(self) -> int:
@@ -241,12 +253,11 @@ class PriorityTaskQueue:
         return not self._waiting
 
     def clear(self) -> None:
-        self._waiting.clear()
+        with self._lock:
+            self._waiting.clear()
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the waiting items in their order, without the items themselves. ``wait_seconds`` is how long an item has waited."""
-        now, shown = monotonic(), list[dict[str, Any]]()
-        for number, (level, since, _) in self._waiting.items():
-            priority = 0 if now - since >= self._threshold else level
-            shown.append({"priority": priority, "sequence": number, "wait_seconds": round(now - since, 3), "cancelled": False})
-        return sorted(shown, key=itemgetter("priority", "sequence"))
+        with self._lock:
+            ranks = sorted(self._ranks())
+        return [{"priority": rank, "sequence": number, "wait_seconds": round(age, 3), "cancelled": False} for rank, number, age in ranks]

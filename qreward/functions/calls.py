@@ -210,11 +210,13 @@ class BlockingCall:
 
     def leave(self, call: Call) -> None:
         """Give up a call that has not ended, and the tries that only the caller's own thread would run."""
-        if not call.done:
-            self._change(self._engine.scheduler.withdraw, [call])
-        if self._context is None:
-            for attempt in list(call.tried):
-                self._change(self._engine.scheduler.event, attempt, CANCELLED)
+        try:
+            if call.number and not call.done:  # without a number, the caller was interrupted before the call was submitted
+                self._change(self._engine.scheduler.withdraw, [call])
+        finally:  # also if the system refuses a thread for the timer
+            if self._context is None:
+                for attempt in list(call.tried):
+                    self._change(self._engine.scheduler.event, attempt, CANCELLED)
 
     def post(self, command: Command) -> None:
         """Run a command that results from a change in another thread or event loop, whose own timer may end with it."""

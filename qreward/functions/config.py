@@ -298,8 +298,12 @@ class FunctionOptions:
         values = config.snapshot()
         for name, value in values.items():  # reading is faster than if ``__dict__`` was set
             setattr(self, name, value)
-        exporter = getattr(values["telemetry_exporter"], "export", None)
-        receivers = {"metrics_callback": values["metrics_callback"], "telemetry_exporter": exporter}
+        exporter = values["telemetry_exporter"]
+
+        def export(metrics: Any) -> None:
+            exporter.export(metrics)  # looked up for each call, because programs and their tests may replace it
+
+        receivers = {"metrics_callback": values["metrics_callback"], "telemetry_exporter": None if exporter is None else export}
         self.receivers = [(name, receiver) for name, receiver in receivers.items() if receiver is not None]
         limits = values["timeout"], values["hedged_request_time"]
         self.needs_thread = limits != (None, None) or values["speed_up_max_multiply"] > 1

@@ -250,7 +250,7 @@ class ScheduledFunction(Function):
         if call.notes is not None:
             for at, text in call.notes:
                 log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
-        if not call.options.receivers:
+        if not call.options.receivers or not call.number:  # not submitted, because the caller was interrupted
             return
         now = self.engine.clock()
         queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__

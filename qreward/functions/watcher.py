@@ -71,7 +71,7 @@ class ConfigWatcher:
         self._path = None if file is None else Path(file).expanduser().absolute()
         self._name = "callback" if self._path is None else str(self._path)
         self._callback = options.callback("callback", callback)
-        self._on_error = options.callback("on_error", on_error) or (lambda _: None)
+        self._on_error = options.callback("on_error", on_error)
         self._target, self._config = target, config if isinstance(config, ScheduleConfig) else None
         self._in_code = {} if self._config is None else self._config.snapshot()
         self._applied: frozenset[str] = frozenset()  # names of the parameters of a function that the source has set
@@ -145,7 +145,8 @@ class ConfigWatcher:
                     self._reported = text
                     logger.warning("%s; nothing was changed", text)
                     try:
-                        self._on_error(error)
+                        if self._on_error is not None:
+                            self._on_error(error)
                     except Exception:
                         logger.exception("on_error of a ConfigWatcher raised")
                 return False

@@ -287,6 +287,8 @@ class CallScheduler:
         """Put a call into the queue of its key for its first try or a retry, or refuse it because of the circuit breaker."""
         state, call.retry_at = call.key_state, inf
         if not state.admits(now, call):
+            if call.begun:
+                call.note(now, "no retry: the circuit breaker is open")
             if not call.tried:
                 self._refuse(now, call)
             return

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
@@ -392,6 +393,27 @@ def test_a_queue_is_shown_in_its_order_and_cleared(monkeypatch: pytest.MonkeyPat
     assert [entry["priority"] for entry in queue.snapshot()] == [0, 5]
     queue.clear()
     assert (queue.is_empty, queue.get(), queue.snapshot()) == (True, None, [])
+
+
+def test_threads_share_a_queue_and_each_item_is_taken_once() -> None:
+    def put(begin: int) -> None:
+        for number in range(begin, begin + 300):
+            queue.put(number, number % 10)
+
+    def get(_: int) -> list[Any]:
+        return [queue.get() for _ in range(300)]
+
+    queue, interval = PriorityTaskQueue(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            puts, gets = threads.map(put, (0, 300)), threads.map(get, range(2))
+            assert list(puts) == [None, None]
+            taken = [item for items in gets for item in items]
+    finally:
+        sys.setswitchinterval(interval)
+    taken += [queue.get() for _ in range(queue.queue_size)]
+    assert sorted(item for item in taken if item is not None) == list(range(600))
 
 
 def test_misspelled_methods_of_0_1_7_work_and_warn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from virtual_threads import VirtualThreads
 
 from qreward import RequestTimeout, schedule
 from qreward.engine.portal import portal
-from qreward.functions.calls import BlockingCall
+from qreward.functions.calls import BlockingCall, Time, replaced_time
 from qreward.functions.config import ScheduleConfig
 from qreward.functions.function import ScheduledFunction
 from qreward.scheduler.functions import Call
@@ -63,6 +63,39 @@ def test_a_try_that_is_started_when_its_call_has_just_timed_out_gives_its_slot_b
     monkeypatch.setattr(BlockingCall, "_start", times_out)
     assert isinstance(scene.call.waiter.result(scene.call), RequestTimeout)
     assert scene.slots() == 0
+
+
+def test_a_caller_for_whose_timer_no_thread_can_be_started_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoThreads(Time):
+        def keep(self, engine: Any, wake: float | None) -> None:
+            raise RuntimeError("can't start new thread")
+
+    scene = Scene()
+    monkeypatch.setattr(scene.engine.scheduler, "next_wake", lambda: 5.0)  # another call of the pool waits for a time
+    with replaced_time(NoThreads()), pytest.raises(RuntimeError, match="new thread"):
+        scene.call.waiter.result(scene.call)
+    assert scene.slots() == 0
+
+
+def test_a_caller_that_is_interrupted_before_its_call_is_submitted_sees_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lock:
+        def __enter__(self) -> None:
+            if not entered:
+                entered.append(1)
+                raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    entered: list[int] = []
+    records: list[Any] = []
+    scene = Scene(metrics_callback=records.append)
+    monkeypatch.setattr(scene.engine, "lock", Lock())
+    with pytest.raises(KeyboardInterrupt):
+        scene.member.call_blocking((), {})
+    assert (records, scene.member.stats().calls) == ([], 0)
+    assert scene.member.call_blocking((), {}) == "done"
+    assert len(records) == 1
 
 
 def test_a_blocking_call_inside_a_try_of_another_has_a_thread_and_a_time_limit_of_its_own() -> None:

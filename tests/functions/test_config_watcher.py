@@ -139,6 +139,16 @@ def test_an_on_error_that_raises_is_logged_and_hinders_nothing(caplog: pytest.Lo
     assert "on_error of a ConfigWatcher raised" in caplog.messages
 
 
+def test_an_on_error_that_is_an_empty_list_with_a_call_is_called() -> None:
+    class Errors(list[Exception]):
+        def __call__(self, error: Exception) -> None:
+            self.append(error)
+
+    errors = Errors()
+    ConfigWatcher(ScheduleConfig(), callback=lambda: {"timeout": 0}, on_error=errors).poll_once()
+    assert len(errors) == 1
+
+
 def test_a_callback_gives_what_is_to_be_or_none_for_no_change(caplog: pytest.LogCaptureFixture) -> None:
     config = ScheduleConfig(timeout=30)
     answers: list[Any] = [None, {"timeout": 5, "exception_types": (OSError,)}, None, {"timeout": 5, "exception_types": (OSError,)}, {}]

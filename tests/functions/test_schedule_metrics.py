@@ -65,6 +65,19 @@ def test_a_callback_or_exporter_that_raises_breaks_nothing(kind: Any, caplog: py
     assert len(caplog.records) == 2
 
 
+def test_the_method_of_an_exporter_may_be_replaced_while_the_function_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exporter:
+        def export(self, metrics: ScheduleMetrics) -> None:
+            raise AssertionError(metrics)
+
+    records: list[ScheduleMetrics] = []
+    exporter = Exporter()
+    function = schedule(telemetry_exporter=exporter)(lambda: 7)
+    monkeypatch.setattr(exporter, "export", records.append)
+    function()
+    assert [record.outcome for record in records] == ["ok"]
+
+
 @both
 def test_debug_and_only_debug_says_what_was_decided_and_when(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "qreward.schedule")
@@ -83,6 +96,14 @@ def test_debug_and_only_debug_says_what_was_decided_and_when(kind: Any, caplog: 
     for words in ("waits for room: 1 of 1", "try 1 failed after 1 s: ConnectionError", "retry 1 of 1", "done after"):
         assert words in text, text
     assert "secret" not in text
+
+
+@both
+def test_debug_says_that_a_retry_is_not_made_because_other_calls_opened_the_circuit(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "qreward.schedule")
+    settings = {"retry_times": 1, "exception_types": lambda _: 5.0, "circuit_breaker_threshold": 2}
+    kind.run(lambda *_: (1.0, ConnectionError()), at_times([0, 2]), debug=True, **settings)
+    assert "call 1 at 6.000 s: no retry: the circuit breaker is open" in caplog.text
 
 
 def test_a_cancelled_call_has_a_record_that_says_so() -> None:

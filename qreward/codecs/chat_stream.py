@@ -313,15 +313,16 @@ def _member(name: str, values: list[Any], joins: bool) -> Any:
 
 def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
     """Return the items of a list that came in parts. Servers may leave out the index of a tool call, or give two calls the same one."""
-    entries, names, ids = dict[int, _Values](), dict[int, str](), dict[int, Any]()
+    entries, names, ids, last = dict[int, _Values](), dict[int, str](), dict[int, Any](), -1
     for items in lists:
         for number, item in enumerate(filter(lambda item: isinstance(item, dict), items)):
-            index, last, function = item.get("index"), max(entries, default=-1), item.get("function")
+            index, function = item.get("index"), item.get("function")
             own = function.get("name") if isinstance(function, dict) and isinstance(function.get("name"), str) else None
             place = index if type(index) is int else max(last, 0)
             another_id = item.get("id") and ids.get(place) not in (None, item["id"])
             if own and place in entries and (another_id or (type(index) is not int and number > 0)):
                 place = last + 1
+            last = max(last, place)
             if item.get("id") is not None:
                 ids[place] = ids.get(place) or item["id"]
             repeated = own == names.get(place)  # some servers repeat the name with each piece of the arguments

@@ -455,10 +455,9 @@ class SystemOneDialect(SGLangDialect):
         if not isinstance(told, dict | None):
             raise Malformed("the diagnostics of the answer are no mapping")
         for place, row in enumerate(rows):
-            if told is not None and isinstance(row, dict):
-                row[self.mass_member] = (
-                    diagnostics.get("label_mass") if isinstance(diagnostics := told.get(str(place)), dict) else "missing"
-                )
+            diagnostics = None if told is None else told.get(str(place), "missing")  # null: the server says nothing of this question
+            if diagnostics is not None and isinstance(row, dict):
+                row[self.mass_member] = diagnostics.get("label_mass") if isinstance(diagnostics, dict) else "missing"
         return rows
 
 

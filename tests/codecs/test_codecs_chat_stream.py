@@ -185,6 +185,11 @@ def test_reasoning_details_are_put_together_by_index() -> None:
     assert message["reasoning_details"] == [piece | {"text": "ab"}, other]
 
 
+def test_many_parts_of_a_list_are_put_together_in_linear_time() -> None:
+    many = [{"index": place, "text": "a"} for place in range(100_000)]
+    assert message_of(chunk({"reasoning_details": many}))["reasoning_details"] == many
+
+
 def test_members_of_a_choice_that_openai_does_not_have_are_kept() -> None:
     ours = assembled(
         [

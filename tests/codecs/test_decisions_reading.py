@@ -110,6 +110,8 @@ def test_a_label_mass_that_is_none_is_not_taken_for_one() -> None:
             assert "is not valid" in why(dialect, TONE, document), (dialect, wrong)
     document = two(SYSTEMONE, TONE, (0.5, 0.5))
     assert "is not valid" in why(SYSTEMONE, TONE, {**document, "diagnostics": {"1": document["diagnostics"]["1"]}})
+    unsaid = read(SYSTEMONE, (TONE, RIGHT), {**document, "diagnostics": document["diagnostics"] | {"0": None}}).answers
+    assert [each.label_mass for each in unsaid] == [None, 1.0]
     with pytest.raises(Malformed, match="diagnostics"):
         read(SYSTEMONE, (TONE, RIGHT), {**document, "diagnostics": []})
     document = two(SYSTEMONE_OF_SGLANG, TONE, (0.5, 0.5))

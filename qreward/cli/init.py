@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -95,6 +96,4 @@ def _client_file(path: Path, urls: list[str]) -> str:
 def _filled(template: str, **values: str) -> str:
     """Return a template of this folder, in which each ``<name>`` is replaced by its value."""
     text = Path(__file__).with_name(template).read_text(encoding="utf-8")
-    for name, value in values.items():
-        text = text.replace(f"<{name}>", value)
-    return text
+    return re.sub(r"<(\w+)>", lambda found: values[found[1]], text)

@@ -425,7 +425,7 @@ def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: 
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     if isinstance(model, DecidingModel):
         lost = InvalidResponse(f"model {model.model!r} gave no verdict: {reason}", model=model.model)
-        return Step(_about(call, lost), reply, record)
+        return Step(lost if call.parts else _about(call, lost), reply, record)  # the last part may not be about the criterion in ``reason``
     times = "" if call.reasks == model.reasks else f" in {model.reasks - call.reasks + 1} answers"
     text = one_line(reply.refusal or reply.text)
     shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"

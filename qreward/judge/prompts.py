@@ -114,12 +114,13 @@ def _message_text(message: Mapping[str, Any], name: str) -> str:
     words = _content_text(message.get("content"), name)
     if calls := message.get("tool_calls") or message.get("function_call"):
         words += f"[calls {json.dumps(calls, ensure_ascii=False, default=str)}]"
-    return f"{str(message['role']).capitalize()}: {words}"
+    role = message["role"]
+    return f"{str.capitalize(role if isinstance(role, str) else str(role))}: {words}"
 
 
 def _content_text(content: object, name: str) -> str:
     if content is None or isinstance(content, str):
-        return content or ""
+        return str.__str__(content or "")
     return "".join(_part_text(part, name) for part in (content if isinstance(content, list | tuple) else [content]))
 
 

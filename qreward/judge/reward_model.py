@@ -19,7 +19,7 @@ from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
 from qreward.judge.types import Closing, Item, JudgeAnswer, Scorer, Verdict, Vote
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, check_params
-from qreward.results import BatchResult, Result, Usage
+from qreward.results import BatchInterrupted, BatchResult, Result, Usage
 from qreward.runtime import runtime_of
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.settings.policies import Priority
@@ -107,12 +107,18 @@ class RewardModelScorer(Closing):
             answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
             return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, result.attempts, extra)
 
+        def as_verdicts(batch: BatchResult[RewardScore]) -> BatchResult[Verdict]:
+            return BatchResult([as_verdict(result) for result in batch], batch.stats)
+
         given: dict[str, Any] = {**options, "hedge": self._params.get("hedge", True)}
         if on_result is not None:
             given["on_result"] = lambda result: on_result(as_verdict(result))
         spec = self._spec(extras if keep or on_result is not None else None)
-        batch = await runtime_of(self._client).merged_many(spec, batch_items("items", items), given)
-        return BatchResult([as_verdict(result) for result in batch], batch.stats)
+        try:
+            return as_verdicts(await runtime_of(self._client).merged_many(spec, batch_items("items", items), given))
+        except BatchInterrupted as error:
+            error.results = None if error.results is None else as_verdicts(error.results)
+            raise
 
     def _spec(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
         """Return the ``MergeSpec`` for the items. ``extras`` receives the extra fields of each item, by its index."""

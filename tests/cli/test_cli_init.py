@@ -22,6 +22,7 @@ OPTIONS: list[tuple[str, ...]] = [
     ("--endpoint", "${MY_URL}"),
     ("--endpoint", GPU, "--endpoint", API),
     ("--endpoint", API, "--judge", "judge-7b"),
+    ("--endpoint", "http://gpu-0/<key>/v1", "--judge", "<client>"),
 ]
 
 

@@ -319,3 +319,7 @@ def test_a_judge_that_learns_late_of_a_smaller_limit_asks_in_parts() -> None:
     verdict = deciding(backend, use, "chat", rubric=TEN)
     assert verdict.score == pytest.approx(0.45)
     assert [len(each.questions) for each in backend.sent] == [1] * 10
+    with pytest.raises(InvalidResponse) as caught:
+        deciding(DecisionBackend(by_text({"It meets condition 3.": None})), use, "chat", rubric=TEN)
+    assert "criterion 'c3'" in str(caught.value)
+    assert "c9" not in str(caught.value), "the last part has nothing to do with it"

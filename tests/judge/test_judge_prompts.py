@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from enum import Enum
 from operator import methodcaller
 from typing import Any
 
@@ -18,6 +19,7 @@ from qreward.judge.prompts import Template, built_in, fenced, in_words
 
 ITEM = {"prompt": "What is 6 x 7?", "response": "42", "reference": "forty-two"}
 PIECES = ["`", "```", "\n", "a", "{", "}", "{response}", "{reference}", "Candidate answer:", "Question:", " "]
+Word = Enum("Word", {"USER": "user"}, type=str)
 WORDS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
@@ -114,6 +116,7 @@ def test_a_conversation_is_shown_readably() -> None:
     assert '"old"' in shown
     assert '"look"' in shown
     assert shown in messages({**ITEM, "prompt": conversation})[0]["content"]
+    assert in_words([{"role": Word.USER, "content": Word.USER}], "prompt") == "User: user"
 
 
 def test_other_values_are_shown_as_json_and_what_cannot_be_is_refused() -> None:

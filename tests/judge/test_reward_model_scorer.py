@@ -115,6 +115,21 @@ def test_a_failure_is_an_error_with_its_trail_and_never_a_number() -> None:
     used(use, faults=Faults(error_500=1.0))
 
 
+def test_what_was_scored_before_a_batch_was_interrupted_are_verdicts() -> None:
+    def interrupted() -> Any:
+        yield {**ASKED, "id": 7}
+        raise LookupError("no such row")
+
+    async def use(scorer: Scorer, _client: QRewardClient) -> Any:
+        with pytest.raises(BatchInterrupted) as caught:
+            await scorer.batch_score(interrupted())
+        return caught.value.results, await scorer.batch_score([{**ASKED, "id": 7}])
+
+    cut, whole = used(use, range=(100, 200))
+    assert [(result.value, result.extra) for result in cut] == [(result.value, result.extra) for result in whole]
+    assert (cut.scores(), cut.stats.ok) == ([100.0], 1)
+
+
 def test_a_blank_reference_is_no_label() -> None:
     for absent in ("", " ", None, float("nan")):
         assert _item({**ASKED, "reference": absent}) == ASKED

@@ -139,14 +139,10 @@ def _chat(call: RouteCall) -> Job:
         rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
         raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
     _check_schema(request.response_format)
-    job = chat_route(call)._replace(chat=request)
+    job = chat_route(call, request, most, completion_of, VllmChunks)
     if job.prompt > longest:
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
-    if most is None:
-        return job
-    length = min(job.length, most)
-    service = call.spec.latency.seconds(length)
-    return job._replace(length=length, completion=length * (request.n or 1), service=service)
+    return job
 
 
 def _check_logprobs(request: SampledChat) -> None:
@@ -180,7 +176,7 @@ def _used(used: dict[str, Any]) -> dict[str, Any]:
     return {**used, "prompt_tokens_details": details, "completion_tokens_details": None}
 
 
-def _completion(request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
+def completion_of(request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
     content, finish = request.cut(content)
     made = openai_api.chat_completion(request, digest, content, _used(used))
     for choice in made["choices"]:
@@ -294,8 +290,6 @@ VLLM = replace(
         "/version": (JSON, lambda _: f'{{"version":"{VERSION}"}}'),
         "/metrics": (PLAIN, _metrics),
     },
-    completion=_completion,
-    chunks=VllmChunks,
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",
     too_many="You must pass at least one prompt",
     too_long=_TOO_LONG,

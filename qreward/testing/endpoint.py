@@ -321,14 +321,7 @@ class FakeEndpointState:
 
     def draw(self) -> str | None:
         """Draw the fault of the next attempt; None for no fault."""
-        if not self._rates_of_faults:
-            return None
-        left = self._random.random()
-        for kind, rate in self._rates_of_faults.items():
-            left -= rate
-            if left < 0:
-                return kind
-        return None
+        return self._random.choices(*self._faults)[0]
 
     def point(self) -> float:
         """Return the share (0 to 1) of a body that is sent before a fault ends the body."""
@@ -361,7 +354,8 @@ class FakeEndpointState:
         return None if self.spec.prefix_cache is None else PromptCache(self.spec.prefix_cache)
 
     def _seed_faults(self) -> None:
-        self._rates_of_faults = self.spec.faults.rates()
+        rates = self.spec.faults.rates()
+        self._faults = [*rates, None], [*rates.values(), max(0.0, 1 - sum(rates.values()))]
         seed = f"{self.spec.faults.seed}/{self.spec.name}"
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults

@@ -196,9 +196,9 @@ class InLoop:
         await asyncio.gather(*(server.aclose() for server in self._servers.values()))
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        """Call a method of the state of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
+        """Call a method of the server of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
         called = [name] if name is not None else self._servers
-        return {each: getattr(self._servers[each].state, method)(*args) for each in called}
+        return {each: getattr(self._servers[each], method)(*args) for each in called}
 
 
 class InThread:
@@ -277,7 +277,12 @@ def serve_parent() -> None:
     # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    host = InThread(fast_loop())
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415 - an extra
+    except ImportError:
+        host = InThread()
+    else:
+        host = InThread(new_event_loop)
     with contextlib.suppress(EOFError):
         while True:
             (method, *args), options = pickle.load(calls)  # noqa: S301 - from the parent
@@ -300,12 +305,3 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # on some systems the real limit is lower than the reported one
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def fast_loop() -> LoopFactory | None:
-    """Return the loop factory of uvloop. Return None if uvloop is not installed."""
-    try:
-        import uvloop  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

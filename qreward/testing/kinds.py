@@ -16,8 +16,8 @@ import msgspec
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.endpoint import FakeEndpointState
-from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
-from qreward.testing.responders import Asked, JudgeRead
+from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest, listed
+from qreward.testing.responders import Asked, JudgeRead, Write, writer_of
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import (
     BYTES_PER_TOKEN,
@@ -65,9 +65,9 @@ class Job(NamedTuple):
     items: int = 1
     length: int = 0
     completion: int = 0
-    chat: ChatRequest | None = None
     prompts: Sequence[bytes] = ()
     body: Callable[[int | None], bytes] = lambda _cached: b""
+    chunks: Callable[[int | None], openai_api.Chunks] | None = None  # only for a stream
 
     @property
     def tokens(self) -> int:
@@ -84,8 +84,6 @@ class FakeServerKind:
     error: Callable[[str, ErrorResponse], bytes]
     status: Mapping[str, tuple[str, Status]]
     health: frozenset[str] = frozenset({"/health"})
-    completion: Callable[..., dict[str, Any]] = openai_api.chat_completion
-    chunks: type[openai_api.Chunks] = openai_api.Chunks
     unknown: str = "The model {model!r} does not exist."
     label: str = "LABEL_0"
     invalid: int = 400
@@ -99,11 +97,12 @@ class FakeServerKind:
 class RouteCall:
     """Holds one POST request. The function of a route receives a ``RouteCall``. All methods may raise :class:`ErrorResponse`."""
 
-    def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
+    def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint, write: Write | None = None) -> None:
         self.kind = kind
         self.path = path
         self.body = body
         self.spec = spec
+        self._write = write or writer_of(spec.responder)
         self.labels = spec.scoring.labels or (kind.label,)
 
     @cached_property
@@ -132,6 +131,12 @@ class RouteCall:
             raise self.invalid("'messages' must not be empty")
         return request
 
+    def content(self, messages: list[Any], digest: bytes) -> str:
+        try:
+            return self._write(messages, digest)
+        except Exception as error:
+            raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
+
     def invalid(self, message: str, malformed: bool = False) -> ErrorResponse:
         return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=malformed)
 
@@ -158,7 +163,7 @@ class RouteCall:
         kind, most, longest = self.kind, self.kind.most_items, self.spec.scoring.max_tokens
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
-        if kind.permits and len(items) > permits_of(self.spec):
+        if kind.permits and len(items) > (self.spec.max_concurrency or _TEI_PERMITS):
             raise ErrorResponse(429, "Model is overloaded", "rejected")
         encoded = [canonical(item) for item in items]
         if any(REFUSED.encode() in each for each in encoded):
@@ -171,20 +176,9 @@ class RouteCall:
         return sizes
 
 
-def permits_of(spec: FakeEndpoint) -> int:
-    return spec.max_concurrency or _TEI_PERMITS
-
-
 def ranked(scores: list[float]) -> list[int]:
     """Return the indices of the scores, the highest score first, and NaN last."""
     return sorted(range(len(scores)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at], reverse=True)
-
-
-def listed(given: Any) -> list[Any]:
-    """Return the items of an input in OpenAI's format. A text is one item, and so is a list of numbers."""
-    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
-        return [given]
-    return given if isinstance(given, list) else []
 
 
 def inputs_of(call: RouteCall) -> list[Any]:
@@ -207,13 +201,27 @@ def json_status(made: Callable[[FakeEndpointState], Any]) -> tuple[str, Status]:
 # OpenAI
 
 
-def chat_route(call: RouteCall) -> Job:
-    request, latency = call.chat(), call.spec.latency
+def chat_route(
+    call: RouteCall,
+    request: ChatRequest | None = None,
+    most: int | None = None,
+    completion: Callable[..., dict[str, Any]] = openai_api.chat_completion,
+    chunks: type[openai_api.Chunks] = openai_api.Chunks,
+) -> Job:
+    request, latency = request or call.chat(), call.spec.latency
     encoded = canonical(request.messages)
-    digest = sha256(encoded).digest()
-    length = latency.draw(digest)
-    completion = length * (request.n or 1)
-    return Job(request.model, digest, count_tokens(encoded), latency.seconds(length), length=length, completion=completion, chat=request)
+    digest, prompt = sha256(encoded).digest(), count_tokens(encoded)
+    length = latency.draw(digest) if most is None else min(latency.draw(digest), most)
+    output = length * (request.n or 1)
+
+    def parts(cached: int | None) -> tuple[Any, ...]:
+        return request, digest, call.content(request.messages, digest), openai_api.usage(prompt, output, cached)
+
+    return Job(
+        request.model, digest, prompt, latency.seconds(length), length=length, completion=output, prompts=[encoded],
+        body=lambda cached: encode(completion(*parts(cached))),
+        chunks=(lambda cached: chunks(*parts(cached))) if request.stream else None,
+    )  # fmt: skip
 
 
 def embeddings_job(call: RouteCall) -> Job:
@@ -222,16 +230,11 @@ def embeddings_job(call: RouteCall) -> Job:
 
 
 def completions_job(call: RouteCall) -> Job:
-    data = call.data
-    prompts, each = listed(data.get("prompt")), data.get("n") or 1
-
-    def made(prompt: int) -> Any:
-        texts = [echo_text(digest_of(item)) for item in prompts for _ in range(each)]
-        choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
-        used = openai_api.usage(prompt, len(choices))
-        return {"id": "cmpl-1", "object": "text_completion", "model": data.get("model"), "choices": choices, "usage": used}
-
-    return call.job(prompts, made)
+    prompts = listed(call.data.get("prompt"))
+    texts = [echo_text(digest_of(item)) for item in prompts for _ in range(call.data.get("n") or 1)]
+    choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
+    made = {"id": "cmpl-1", "object": "text_completion", "model": call.data.get("model"), "choices": choices}
+    return call.job(prompts, lambda prompt: {**made, "usage": openai_api.usage(prompt, len(choices))})
 
 
 def moderations_job(call: RouteCall) -> Job:
@@ -269,13 +272,11 @@ def decision_job(
     written = [_written(each) for each in asked]
     prompts = [f"{given}\n\n{text}".encode(errors="replace") for text in (["\n\n".join(written)] if together else written)]
     tokens = sum(map(count_tokens, prompts))
-    service = call.spec.latency.seconds(count)
 
-    def body(cached: int | None) -> bytes:
-        return encode(answer(reads, tokens, cached or 0))
-
-    model, digest = call.data.get("model"), digest_of([given, written])
-    return Job(model, digest, tokens, service, items=count, completion=count, prompts=prompts, body=body)
+    return Job(
+        call.data.get("model"), digest_of([given, written]), tokens, call.spec.latency.seconds(count), items=count, completion=count,
+        prompts=prompts, body=lambda cached: encode(answer(reads, tokens, cached or 0)),
+    )  # fmt: skip
 
 
 def _written(asked: Asked) -> str:
@@ -322,18 +323,15 @@ def openai_job(call: RouteCall, given: str, asked: list[Asked], *, refuses: bool
             for each, read in zip(asked, reads, strict=True)
         ]
         used = {
-            "input_tokens": tokens,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": len(asked),
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": tokens + len(asked),
-        }
+            "input_tokens": tokens, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": len(asked), "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": tokens + len(asked),
+        }  # fmt: skip
         return {"model": call.data.get("model"), "answers": answers, "usage": used}
 
     return decision_job(call, given, asked, answer, together=refuses)
 
 
-def _decisions(call: RouteCall) -> Job:
+def decisions_route(call: RouteCall) -> Job:
     try:
         asked = [asked_of(question) for question in call.data["questions"]]
         given = text_of(call.data["input"])
@@ -342,25 +340,17 @@ def _decisions(call: RouteCall) -> Job:
     return openai_job(call, given, asked, refuses=call.spec.kind != "vllm")
 
 
-DECISIONS: Mapping[str, Route] = {"/v1/decisions": _decisions}
-
-
 # What vLLM and SGLang have in common
 
 
 def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = inputs_of) -> Route:
 
     def serve(call: RouteCall) -> Job:
-        items, model = items_of(call), call.data.get("model")
+        items = items_of(call)
         rows = [{"index": index, **row(call, item)} for index, item in enumerate(items)]
-
-        def made(prompt: int) -> Any:
-            used = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
-            if call.spec.kind == "vllm":
-                used["completion_tokens_details"] = None
-            return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
-
-        return call.job(items, made)
+        made = {"id": f"{call.path}-1", "object": "list", "created": 1, "model": call.data.get("model"), "data": rows}
+        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+        return call.job(items, lambda prompt: {**made, "usage": {**openai_api.usage(prompt, 0), **details}})
 
     return serve
 
@@ -369,11 +359,9 @@ def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
     return {"label": call.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
 
 
-_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
-
-
 def vector_route(call: RouteCall) -> Job:
-    return _reward_vectors(call) if call.spec.scoring.reward_vectors else embeddings_job(call)
+    vectors = list_route(lambda call, item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
+    return vectors(call) if call.spec.scoring.reward_vectors else embeddings_job(call)
 
 
 # vLLM
@@ -413,12 +401,8 @@ def _rerank(call: RouteCall) -> Job:
         {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": scores[at]}
         for at in ranked(scores)[: data.get("top_n") or len(items)]
     ]
-
-    def made(prompt: int) -> Any:
-        used = {"prompt_tokens": prompt, "total_tokens": prompt}
-        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": rows}
-
-    return call.job(items, made)
+    made = {"id": "rerank-1", "model": data.get("model"), "results": rows}
+    return call.job(items, lambda prompt: {**made, "usage": {"prompt_tokens": prompt, "total_tokens": prompt}})
 
 
 _VLLM = replace(
@@ -545,7 +529,7 @@ def _tei_info(state: FakeEndpointState) -> Any:
     spec = state.spec
     names = {str(position): name for position, name in enumerate(spec.scoring.labels or ("LABEL_0",))}
     return {
-        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": permits_of(spec),
+        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": spec.max_concurrency or _TEI_PERMITS,
         "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
         "max_client_batch_size": _TEI_ITEMS, "auto_truncate": True, "version": "1.9.0",
     }  # fmt: skip

@@ -8,16 +8,15 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing import openai_api
 from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
-from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.kinds import JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
 from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.text import canonical, count_tokens, encode
+from qreward.testing.text import count_tokens
 
 HOST = "127.0.0.1"
 _BACKLOG = 4096
@@ -42,12 +41,11 @@ class Fault(NamedTuple):
     at_once: bool = False
     status: int = 200
     then: Literal["answer", "reset", "hang_up", "wait"] = "answer"
-    cut: bool = False
     body: bytes | None = None
     content_type: str = "application/json"
     prefix: bytes = b""
     pieces: int = 0
-    tail: bytes | None = None
+    tail: bytes | None = None  # what replaces the end of a stream; if it is empty, the body of another response is cut off too
     noise: tuple[bytes, ...] = ()
     fails: bool = True
     name: str | None = None
@@ -61,11 +59,11 @@ FAULTS: Mapping[str, Fault] = {
     "error_500": Fault(at_once=True, status=500),
     "error_503": Fault(at_once=True, status=503),
     "hang": Fault(at_once=True, then="wait"),
-    "truncated": Fault(cut=True, tail=b""),
+    "truncated": Fault(tail=b""),
     "error_in_200": Fault(body=_UPSTREAM_FAILED, tail=b"data: " + _UPSTREAM_FAILED + b"\n\n"),
-    "cut": Fault(cut=True, then="hang_up", tail=b""),
+    "cut": Fault(then="hang_up", tail=b""),
     "malformed": Fault(body=_MALFORMED, content_type="text/html", tail=b'data: {"id": "chatcmpl-\n\n'),
-    "stall": Fault(cut=True, then="wait", tail=b""),
+    "stall": Fault(then="wait", tail=b""),
     "slow_trickle": Fault(pieces=_TRICKLE_BYTES, fails=False),
     "noise": Fault(prefix=_BLANKS, noise=_NOISE, fails=False),
 }
@@ -80,7 +78,7 @@ class Incoming(web.BaseRequest):
 
 async def deliver(request: Incoming, body: bytes, headers: dict[str, str], fault: Fault) -> web.StreamResponse:
     """Send a response with status 200, altered by the fault."""
-    sent = body[: int(len(body) * fault.point)] if fault.cut else fault.prefix + (body if fault.body is None else fault.body)
+    sent = body[: int(len(body) * fault.point)] if fault.tail == b"" else fault.prefix + (body if fault.body is None else fault.body)
     if fault.then == "answer" and not fault.pieces:
         return web.Response(body=sent, content_type=fault.content_type, headers=headers)
     response = web.StreamResponse(headers={**headers, "Content-Type": fault.content_type, "Content-Length": str(len(body))})
@@ -242,16 +240,16 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-class FakeServer:
-    state_class: ClassVar[type[FakeEndpointState]] = FakeEndpointState
+class FakeServer(FakeEndpointState):
+    """Serves one endpoint on a port."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
-        self.state = self.state_class(spec)
+        super().__init__(spec)
         self.under_way: set[Incoming] = set()
         self._answers = 0
         self._web = web.Server(
             self,  # type: ignore[arg-type] # the requests come from request_factory
-            request_factory=_make_request,
+            request_factory=lambda *parts: Incoming(*parts, asyncio.get_running_loop(), client_max_size=_MOST_BODY),
             handler_cancellation=True,
             access_log=None,
             lingering_time=0,
@@ -259,18 +257,18 @@ class FakeServer:
         self._listener = Listener(self._web, spec.port)
         self.port = self._listener.port
         self._timer: asyncio.TimerHandle | None = None
-        self.state.phases_changed = self._follow_phases
+        self.phases_changed = self._follow_phases
         self._follow_phases()
 
     @property
     def kind(self) -> FakeServerKind:
-        return SERVER_KINDS[self.state.spec.kind]
+        return SERVER_KINDS[self.spec.kind]
 
     # the port
 
     async def aclose(self) -> None:
         """Stop listening, abort every connection, and wait until no task is left."""
-        self.state.phases_changed = lambda: None  # a request that arrives now must not open the port again
+        self.phases_changed = lambda: None  # a request that arrives now must not open the port again
         if self._timer is not None:
             self._timer.cancel()
         await self._listener.aclose()
@@ -282,12 +280,12 @@ class FakeServer:
 
     def _follow_phases(self) -> None:
         """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
-        phase = self.state.phase()
+        phase = self.phase()
         if phase is not None and phase.behaviour == "dead":
             self._listener.shut()
             for request in self.under_way:
                 if not request.dropped:
-                    self.state.ended_in("dead")
+                    self.ended_in("dead")
             self._drop_connections()
         else:
             self._listener.open()
@@ -295,7 +293,7 @@ class FakeServer:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        change = self.state.timeline.next_change(now)
+        change = self.timeline.next_change(now)
         if change < math.inf:
             self._timer = asyncio.get_running_loop().call_later(change - now, self._follow_phases)
 
@@ -313,27 +311,27 @@ class FakeServer:
         except ErrorResponse as error:
             headers = self._headers()
             if error.ready_at is not None:
-                headers |= hint(self.state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
+                headers |= hint(self.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
             body = error.body or self.kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def respond(self, request: Incoming) -> web.StreamResponse:
-        route = self.kind.routes.get(request.path) or (DECISIONS.get(request.path) if self.state.spec.decisions else None)
+        decides = self.spec.decisions and request.path == "/v1/decisions"
+        route = self.kind.routes.get(request.path) or (decisions_route if decides else None)
         return await (self._status(request) if route is None or request.method != "POST" else self._counted(request, route))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
-        state = self.state
         self.under_way.add(request)
         try:
-            state.counts["requests"] += 1
+            self.counts["requests"] += 1
             self._check_key(request)
-            return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), state.spec)))
+            return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), self.spec, self.write)))
         except ErrorResponse as error:
-            state.ended_in(error.counted)
+            self.ended_in(error.counted)
             raise
         except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
-                state.counts["disconnects"] += 1
+                self.counts["disconnects"] += 1
             if isinstance(error, ConnectionError):  # raised by a write: the client has disconnected, and a cancellation follows
                 await forever()
             raise
@@ -342,84 +340,73 @@ class FakeServer:
 
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
         """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
-        state, spec = self.state, self.state.spec
-        state.recognise(job.digest)
-        if job.model is not None and not state.serves(job.model):
+        spec = self.spec
+        self.recognise(job.digest)
+        if job.model is not None and not self.serves(job.model):
             message = self.kind.unknown.format(model=job.model, served=", ".join(spec.models))
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
-        if state.admission.full and spec.over_cap == "reject":
+        if self.admission.full and spec.over_cap == "reject":
             message = "Too many requests are being served; the server is full."
-            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", state.admission.next_free())
-        if (over := state.rates.admit(job.tokens)) is not None:
+            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", self.admission.next_free())
+        if (over := self.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
             raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
-        state.waiting += job.items
+        self.waiting += job.items
         try:
-            slot = await state.admission.enter()
+            slot = await self.admission.enter()
         finally:
-            state.waiting -= job.items
-        state.running += job.items
+            self.waiting -= job.items
+        self.running += job.items
         try:
             return await self._served(request, job, slot)
         finally:
-            state.running -= job.items
-            state.admission.leave(slot)
+            self.running -= job.items
+            self.admission.leave(slot)
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        state, chat, latency = self.state, job.chat, self.state.spec.latency
+        latency = self.spec.latency
         fault = await self.drawn_fault(request)
         cached = await self._computed(job)
         begin = time.monotonic()
-        slot.due = state.timeline.plan(begin, job.service)[0]
+        slot.due = self.timeline.plan(begin, job.service)[0]
 
         def finish(problem: str | None) -> None:
             if FAULTS.get(problem or "", NO_FAULT).then != "wait":
-                state.admission.leave(slot)
-            state.ended_in(problem, job.tokens)
+                self.admission.leave(slot)
+            self.ended_in(problem, job.tokens)
 
-        content = ""
-        if chat is not None:
-            try:
-                content = state.write(chat.messages, job.digest)
-            except Exception as error:
-                raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
-        used = openai_api.usage(job.prompt, job.completion, cached)
-        streams = chat is not None and bool(chat.stream)
-        ready, failure = state.timeline.plan(begin, latency.base if streams else job.service)
+        ready, failure = self.timeline.plan(begin, job.service if job.chunks is None else latency.base)
         await sleep_until(ready)
         if failure is not None:
             await self._fail(request, failure)
-        if chat is not None and streams:
-            chunks = self.kind.chunks(chat, job.digest, content, used)
-            due = lambda tokens: state.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
-            return await stream(request, self._headers(), chunks, job.length, due, fault, finish)
-        body = job.body(cached) if chat is None else encode(self.kind.completion(chat, job.digest, content, used))
+        if job.chunks is not None:
+            due = lambda tokens: self.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
+            return await stream(request, self._headers(), job.chunks(cached), job.length, due, fault, finish)
+        body = job.body(cached)
         finish(fault.name if fault.fails else None)
         return await deliver(request, body, self._headers(), fault)
 
     async def drawn_fault(self, request: Incoming) -> Fault:
         """Draw the fault of a response. Respond with it if it occurs at once."""
-        name = self.state.draw()
+        name = self.draw()
         fault = NO_FAULT if name is None else FAULTS[name]
         if name is not None and fault.at_once:
             await self._fail(request, name)
-        return fault._replace(name=name, point=self.state.point(), gap=self.state.spec.faults.trickle_gap)
+        return fault._replace(name=name, point=self.point(), gap=self.spec.faults.trickle_gap)
 
     async def _computed(self, job: Job) -> int | None:
         """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""
-        cache, chat = self.state.cache, job.chat
-        if cache is None or (chat is None and not job.prompts):
+        if self.cache is None or not job.prompts:
             return None
-        prompts = [(canonical(chat.messages), job.prompt)] if chat is not None else [(text, count_tokens(text)) for text in job.prompts]
         try:
-            served = (cache.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
+            served = [self.cache.serve(job.model or "", text, count_tokens(text), job.length or 1) for text in job.prompts]
             return sum(await asyncio.gather(*served))
         except ValueError as error:
             raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
     async def _check_phase(self, request: Incoming) -> None:
-        phase = self.state.phase()
+        phase = self.phase()
         if phase is not None and refuses(phase):
             await self._fail(request, phase.behaviour)
 
@@ -427,13 +414,13 @@ class FakeServer:
         fault = FAULTS["reset" if kind == "dead" else kind]
         if fault.then != "answer":
             if not request.dropped:
-                self.state.ended_in(kind)
+                self.ended_in(kind)
             await end(request, fault)
         message = FAILURES[fault.status]
-        raise ErrorResponse(fault.status, message, kind, "server_error", fault.status, self.state.timeline.opens(time.monotonic()))
+        raise ErrorResponse(fault.status, message, kind, "server_error", fault.status, self.timeline.opens(time.monotonic()))
 
     def _check_key(self, request: Incoming) -> None:
-        key = self.state.spec.api_key
+        key = self.spec.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
@@ -446,13 +433,9 @@ class FakeServer:
             raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = kind.status[path]
-        return web.Response(text=text(self.state), content_type=content_type, headers=self._headers())
+        return web.Response(text=text(self), content_type=content_type, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1
         headers = {"x-request-id": f"req-{self._answers}"}
-        return headers | self.state.rates.headers() if self.state.spec.rate_headers else headers
-
-
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Incoming:
-    return Incoming(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=_MOST_BODY)
+        return headers | self.rates.headers() if self.spec.rate_headers else headers

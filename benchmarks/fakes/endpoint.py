@@ -165,7 +165,8 @@ def _labelled(kind: FakeServerKind, call: RouteCall) -> Job:
     count = request.n or 1
 
     def body(cached: int | None) -> bytes:
-        made = (completion_of if spec.kind == "vllm" else chat_completion)(request, job.digest, token.content, usage(job.prompt, count, cached))
+        complete = completion_of if spec.kind == "vllm" else chat_completion
+        made = complete(request, job.digest, token.content, usage(job.prompt, count, cached))
         for choice in made["choices"]:
             choice |= {"logprobs": logprobs, "finish_reason": "length"}
         return encode(made)

@@ -14,8 +14,6 @@ from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
-    JSON,
-    PLAIN,
     SERVER_KINDS,
     ErrorResponse,
     FakeServerKind,
@@ -54,7 +52,7 @@ def _models(state: FakeEndpointState) -> dict[str, Any]:
 
 
 def _metrics(state: FakeEndpointState) -> str:
-    text, cache = SERVER_KINDS["vllm"].status["/metrics"][1](state), state.cache
+    text, cache = SERVER_KINDS["vllm"].status["/metrics"](state), state.cache
     if cache is None:
         return text
     for name, value in (("queries", cache.queried), ("hits", cache.hits)):
@@ -287,8 +285,8 @@ VLLM = replace(
     status={
         "/v1/models": json_status(_models),
         "/load": json_status(lambda state: {"server_load": state.admission.in_flight + state.waiting}),
-        "/version": (JSON, lambda _: f'{{"version":"{VERSION}"}}'),
-        "/metrics": (PLAIN, _metrics),
+        "/version": json_status(lambda _: {"version": VERSION}),
+        "/metrics": _metrics,
     },
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",
     too_many="You must pass at least one prompt",

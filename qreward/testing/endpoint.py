@@ -102,10 +102,9 @@ class RequestAdmission:
 
     async def enter(self) -> Slot:
         """Take a slot, first come first served. Suspends only if no slot is free."""
-        if not self.full:
-            return self._take()
         turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        self.hand_over()
         try:
             return await turn
         except asyncio.CancelledError:
@@ -123,13 +122,10 @@ class RequestAdmission:
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(self._take())
-
-    def _take(self) -> Slot:
-        slot = Slot()
-        self._slots.add(slot)
-        self.peak = max(self.peak, len(self._slots))
-        return slot
+                slot = Slot()
+                self._slots.add(slot)
+                self.peak = max(self.peak, len(self._slots))
+                turn.set_result(slot)
 
 
 class Timeline:

@@ -110,7 +110,7 @@ class FakeFleet:
             ConfigError: the name is unknown.
         """
         self._named(name)
-        known: dict[str, Seen] = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
+        known: dict[str, Seen] = self._last_seen if self._host is None and self._last_seen else self._running().run("call", "seen")
         return known[name]
 
     def reset(self) -> None:
@@ -118,7 +118,7 @@ class FakeFleet:
 
         A killed endpoint stays killed.
         """
-        self._running().call("reset")
+        self._running().run("call", "reset")
 
     def set(self, name: str, **changes: Any) -> None:
         """Change settings of an endpoint while it runs. Requests that are being served keep the old settings.
@@ -133,16 +133,16 @@ class FakeFleet:
             raise ConfigError(f"port of endpoint {name!r} cannot be changed while it runs")
         before = self._named(name)
         changed = self._usable(type(before)(**{**dict(before), **changes}))
-        self._running().call("configure", changed, name=name)
+        self._running().run("call", "configure", changed, name=name)
         self._specs[name] = changed
 
     def kill(self, name: str) -> None:
         """Stop an endpoint: abort all connections, and do not listen until :meth:`revive` is called."""
-        self._running().call("kill", name=self._named(name).name)
+        self._running().run("call", "kill", name=self._named(name).name)
 
     def revive(self, name: str) -> None:
         """Make a killed endpoint listen again on the same port, unless a ``dead`` phase is active."""
-        self._running().call("kill", False, name=self._named(name).name)
+        self._running().run("call", "kill", False, name=self._named(name).name)
 
     def _named(self, name: str) -> FakeEndpoint:
         if name not in self._specs:
@@ -158,14 +158,14 @@ class FakeFleet:
     def _start(self, host: Host) -> FakeFleet:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-        self._ports = host.start(list(self._specs.values()))
+        self._ports = host.run("start", list(self._specs.values()))
         self._host = host
         return self
 
     def _ending(self) -> Host:
         host, self._host = self._running(), None
         with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
-            self._last_seen = host.call("seen")
+            self._last_seen = host.run("call", "seen")
         return host
 
     def _running(self) -> Host:
@@ -179,6 +179,10 @@ class InLoop:
 
     def __init__(self) -> None:
         self._servers: dict[str, FakeServer] = {}
+
+    def run(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
+        """Call ``start`` or ``call``."""
+        return getattr(self, method)(*args, **options)  # type: ignore[no-any-return]
 
     def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
@@ -208,19 +212,13 @@ class InThread:
         self._host = InLoop()
         self._portal = Portal("qreward-fake-fleet", loop_factory)
 
-    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
-        return self._run(self._host.start, endpoints)
-
     def stop(self) -> None:
         self._portal.call(self._host.stop)
         self._portal.close()
 
-    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        return self._run(self._host.call, method, *args, name=name)
-
-    def _run(self, function: Callable[..., dict[str, Any]], *args: Any, **options: Any) -> dict[str, Any]:
+    def run(self, *call: Any, **options: Any) -> dict[str, Any]:
         async def run() -> dict[str, Any]:
-            return function(*args, **options)
+            return self._host.run(*call, **options)
 
         return self._portal.call(run)
 
@@ -239,9 +237,6 @@ class InProcess:
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
 
-    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
-        return self._reply("start", endpoints)
-
     def stop(self) -> None:
         try:
             self._child.communicate(timeout=_GRACE)  # closes stdin, at which the child ends
@@ -249,10 +244,7 @@ class InProcess:
             self._child.kill()
             self._child.communicate()
 
-    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        return self._reply("call", method, *args, name=name)
-
-    def _reply(self, *call: Any, **options: Any) -> dict[str, Any]:
+    def run(self, *call: Any, **options: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with self._lock:
@@ -285,10 +277,10 @@ def serve_parent() -> None:
         host = InThread(new_event_loop)
     with contextlib.suppress(EOFError):
         while True:
-            (method, *args), options = pickle.load(calls)  # noqa: S301 - from the parent
+            call, options = pickle.load(calls)  # noqa: S301 - from the parent
             reply: tuple[type[Exception] | None, Any]
             try:
-                reply = None, getattr(host, method)(*args, **options)
+                reply = None, host.run(*call, **options)
             except Exception as error:
                 reply = ConfigError if isinstance(error, ConfigError) else RuntimeError, str(error)
             pickle.dump(reply, replies)

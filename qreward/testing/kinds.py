@@ -35,7 +35,6 @@ from qreward.testing.text import (
     text_of,
 )
 
-JSON, PLAIN = "application/json", "text/plain"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _TEI_PERMITS = 512
 
@@ -82,7 +81,7 @@ Status = Callable[[FakeEndpointState], str]  # a function that returns what a st
 class FakeServerKind:
     routes: Mapping[str, Route]
     error: Callable[[str, ErrorResponse], bytes]
-    status: Mapping[str, tuple[str, Status]]
+    status: Mapping[str, Status]  # JSON, or lines of text
     health: frozenset[str] = frozenset({"/health"})
     unknown: str = "The model {model!r} does not exist."
     label: str = "LABEL_0"
@@ -145,21 +144,12 @@ class RouteCall:
 
     def job(self, items: list[Any], made: Callable[[int], Any]) -> Job:
         """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
-        prompt = sum(self._checked(items))
-        failure = None
-        if self.kind.nan is not None and any(is_nan(item) for item in items):
-            failure = ErrorResponse(*self.kind.nan, "backend")
+        prompt, service = self._tokens(items), self.spec.latency.base + self.spec.scoring.per_item * len(items)
+        model, digest = self.data.get("model"), digest_of(items)
+        return Job(model, digest, prompt, service, len(items), body=lambda _cached: encode(made(prompt)))
 
-        def body(_cached: int | None) -> bytes:
-            if failure is not None:
-                raise failure
-            return encode(made(prompt))
-
-        service = self.spec.latency.base + self.spec.scoring.per_item * len(items)
-        return Job(self.data.get("model"), digest_of(items), prompt, service, len(items), body=body)
-
-    def _checked(self, items: list[Any]) -> list[int]:
-        """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
+    def _tokens(self, items: list[Any]) -> int:
+        """Return the number of tokens of all items. A list with an unacceptable item is refused as a whole."""
         kind, most, longest = self.kind, self.kind.most_items, self.spec.scoring.max_tokens
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
@@ -173,7 +163,9 @@ class RouteCall:
             raise ErrorResponse(
                 kind.invalid, kind.too_long.format(most=longest, more=longest + 1, tokens=max(sizes)), "bad_request", param="input_tokens"
             )
-        return sizes
+        if kind.nan is not None and any(map(is_nan, items)):
+            raise ErrorResponse(*kind.nan, "backend")
+        return sum(sizes)
 
 
 def ranked(scores: list[float]) -> list[int]:
@@ -194,8 +186,8 @@ def gauges(names: str, labels: str = "") -> Status:
     return text
 
 
-def json_status(made: Callable[[FakeEndpointState], Any]) -> tuple[str, Status]:
-    return JSON, lambda state: encode(made(state)).decode()
+def json_status(made: Callable[[FakeEndpointState], Any]) -> Status:
+    return lambda state: encode(made(state)).decode()
 
 
 # OpenAI
@@ -420,9 +412,8 @@ _VLLM = replace(
     },
     status={
         **OPENAI.status,
-        "/metrics": (
-            PLAIN,
-            gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'),
+        "/metrics": gauges(
+            "vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'
         ),
     },
     health=frozenset({"/health", "/ping"}),
@@ -472,7 +463,7 @@ _SGLANG = FakeServerKind(
     status={
         **OPENAI.status,
         "/v1/loads": json_status(_sglang_loads),
-        "/metrics": (PLAIN, gauges("sglang:num_running_reqs sglang:num_queue_reqs sglang:token_usage", '{model_name="fake"}')),
+        "/metrics": gauges("sglang:num_running_reqs sglang:num_queue_reqs sglang:token_usage", '{model_name="fake"}'),
     },
     health=frozenset({"/health", "/health_generate", "/ready"}),
 )  # fmt: skip
@@ -529,8 +520,8 @@ def _tei_info(state: FakeEndpointState) -> Any:
     spec = state.spec
     names = {str(position): name for position, name in enumerate(spec.scoring.labels or ("LABEL_0",))}
     return {
-        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": spec.max_concurrency or _TEI_PERMITS,
-        "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
+        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_input_length": spec.scoring.max_tokens,
+        "max_concurrent_requests": spec.max_concurrency or _TEI_PERMITS, "max_batch_tokens": 16384, "max_batch_requests": None,
         "max_client_batch_size": _TEI_ITEMS, "auto_truncate": True, "version": "1.9.0",
     }  # fmt: skip
 
@@ -538,7 +529,7 @@ def _tei_info(state: FakeEndpointState) -> Any:
 _TEI = FakeServerKind(
     routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: embeddings_job},
     error=_tei_error,
-    status={"/info": json_status(_tei_info), "/metrics": (PLAIN, gauges("te_batch_next_size te_queue_size"))},
+    status={"/info": json_status(_tei_info), "/metrics": gauges("te_batch_next_size te_queue_size")},
     health=frozenset({"/health", "/ping", "/"}),
     invalid=422,
     nan=(424, "score is NaN"),

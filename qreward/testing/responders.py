@@ -25,11 +25,9 @@ Responder = Callable[[list[Any]], str]
 Write = Callable[[list[Any], bytes], str]  # a function that returns the text of the response, from the messages and their digest
 RESPONDERS = ("echo", "judge")  # names of the built-in responders
 
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_WORDS = [*_SMALL, *(f"{ten} {one}".removesuffix(" zero") for ten in _TENS for one in _SMALL[:10])]  # of the numbers from 0 to 99
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_WORDS = [*_ONES.split(), *(f"{ten} {one}".removesuffix(" zero") for ten in _TENS.split() for one in _ONES.split()[:10])]
 _SPOKEN = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})\b")
 _PLAIN = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3}(?!\d))?"  # 1e999999999 as a fraction would take hundreds of megabytes
 _NUMBER = re.compile(rf"(?<![\w.])([+-]?)(?:(\d+)\s+(?=\d+\s*/))?({_PLAIN})(?:\s*/\s*({_PLAIN}))?(\s*%|\s*percent\b)?")

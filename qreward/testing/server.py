@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from aiohttp import web
 
 from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
-from qreward.testing.kinds import JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
 from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import count_tokens
 
 HOST = "127.0.0.1"
+JSON, PLAIN = "application/json", "text/plain"
 _BACKLOG = 4096
 _MOST_BODY = 256 * 1024 * 1024
 _TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers need to end
@@ -42,7 +43,7 @@ class Fault(NamedTuple):
     status: int = 200
     then: Literal["answer", "reset", "hang_up", "wait"] = "answer"
     body: bytes | None = None
-    content_type: str = "application/json"
+    content_type: str = JSON
     prefix: bytes = b""
     pieces: int = 0
     tail: bytes | None = None  # what replaces the end of a stream; if it is empty, the body of another response is cut off too
@@ -179,55 +180,6 @@ async def stream(
     return response
 
 
-class Listener:
-    """Accepts connections on a port. A listener can be closed and reopened on the same port. A closed listener refuses connections."""
-
-    def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
-        self._make_protocol = make_protocol
-        self._reserved = _bound(port)
-        self.port: int = self._reserved.getsockname()[1]
-        self._socket: socket.socket | None = None
-        self._connecting: set[asyncio.Task[None]] = set()
-
-    def open(self) -> None:
-        if self._socket is None:
-            self._socket = _bound(self.port)
-            self._socket.listen(_BACKLOG)
-            asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
-
-    def shut(self) -> None:
-        """Refuse new connections. Established connections stay open."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-
-    async def aclose(self) -> None:
-        self.shut()
-        self._reserved.close()
-        await asyncio.gather(*self._connecting)
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_BACKLOG):
-            try:
-                connection = listening.accept()[0]
-            except OSError:  # no connection is left to accept
-                return
-            connection.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._connect(connection, listening))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
-
-    async def _connect(self, connection: socket.socket, listening: socket.socket) -> None:
-        try:
-            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
-        except OSError:  # the client has disconnected
-            connection.close()
-            return
-        if listening is not self._socket:  # shut() was called in the meantime
-            abort(transport)
-
-
 def _bound(port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -249,13 +201,15 @@ class FakeServer(FakeEndpointState):
         self._answers = 0
         self._web = web.Server(
             self,  # type: ignore[arg-type] # the requests come from request_factory
-            request_factory=lambda *parts: Incoming(*parts, asyncio.get_running_loop(), client_max_size=_MOST_BODY),
+            request_factory=lambda *parts: Incoming(*parts, loop=asyncio.get_running_loop(), client_max_size=_MOST_BODY),  # type: ignore[misc]
             handler_cancellation=True,
             access_log=None,
             lingering_time=0,
         )
-        self._listener = Listener(self._web, spec.port)
-        self.port = self._listener.port
+        self._reserved = _bound(spec.port)  # keeps the port while the endpoint is dead
+        self.port: int = self._reserved.getsockname()[1]
+        self._listening: socket.socket | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.phases_changed = self._follow_phases
         self._follow_phases()
@@ -271,7 +225,9 @@ class FakeServer(FakeEndpointState):
         self.phases_changed = lambda: None  # a request that arrives now must not open the port again
         if self._timer is not None:
             self._timer.cancel()
-        await self._listener.aclose()
+        self._shut()
+        self._reserved.close()
+        await asyncio.gather(*self._connecting)
         settle = _TURNS_TO_SETTLE
         while settle or self._web.connections:
             self._drop_connections()
@@ -282,13 +238,15 @@ class FakeServer(FakeEndpointState):
         """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
         phase = self.phase()
         if phase is not None and phase.behaviour == "dead":
-            self._listener.shut()
+            self._shut()
             for request in self.under_way:
                 if not request.dropped:
                     self.ended_in("dead")
             self._drop_connections()
-        else:
-            self._listener.open()
+        elif self._listening is None:
+            self._listening = _bound(self.port)
+            self._listening.listen(_BACKLOG)
+            asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -296,6 +254,33 @@ class FakeServer(FakeEndpointState):
         change = self.timeline.next_change(now)
         if change < math.inf:
             self._timer = asyncio.get_running_loop().call_later(change - now, self._follow_phases)
+
+    def _shut(self) -> None:
+        """Refuse new connections. Established connections stay open."""
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_BACKLOG):
+            try:
+                connection = listening.accept()[0]
+            except OSError:  # no connection is left to accept
+                return
+            connection.setblocking(False)
+            task = asyncio.get_running_loop().create_task(self._connect(connection, listening))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket, listening: socket.socket) -> None:
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._web, connection)
+        except OSError:  # the client has disconnected
+            connection.close()
+            return
+        if listening is not self._listening:  # the port was shut in the meantime
+            abort(transport)
 
     def _drop_connections(self) -> None:
         for request in self.under_way:
@@ -432,8 +417,8 @@ class FakeServer(FakeEndpointState):
         if request.method != "GET" or path not in kind.status:
             raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
-        content_type, text = kind.status[path]
-        return web.Response(text=text(self), content_type=content_type, headers=self._headers())
+        text = kind.status[path](self)
+        return web.Response(text=text, content_type=JSON if text.startswith("{") else PLAIN, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1

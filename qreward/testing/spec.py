@@ -103,8 +103,7 @@ class Faults(Policy):
 
     def rates(self) -> dict[str, float]:
         """Return a mapping from the name of each fault that can occur to its probability."""
-        names = type(self).model_fields.keys() - {"trickle_gap", "point", "seed"}
-        return {name: rate for name in type(self).model_fields if name in names and (rate := getattr(self, name)) > 0}
+        return {name: rate for name, rate in self if name not in ("trickle_gap", "point", "seed") and rate > 0}
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Faults:

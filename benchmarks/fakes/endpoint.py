@@ -109,6 +109,12 @@ class ModelServer(FakeServer):
             response.headers["Allow"] = "POST"
         return response
 
+    async def _computed(self, job: Job) -> int | None:
+        try:
+            return await super()._computed(job)
+        except ValueError as error:
+            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
+
     async def _status(self, request: Incoming) -> web.StreamResponse:
         try:
             return await super()._status(request)

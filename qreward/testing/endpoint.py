@@ -319,11 +319,6 @@ class FakeEndpointState:
         """Draw the fault of the next attempt; None for no fault."""
         return self._random.choices(*self._faults)[0]
 
-    def point(self) -> float:
-        """Return the share (0 to 1) of a body that is sent before a fault ends the body."""
-        fixed = self.spec.faults.point
-        return self._points.random() if fixed is None else fixed
-
     def phase(self) -> Phase | None:
         return DEAD if self.killed else self.timeline.at(time.monotonic())
 
@@ -354,4 +349,4 @@ class FakeEndpointState:
         self._faults = [*rates, None], [*rates.values(), max(0.0, 1 - sum(rates.values()))]
         seed = f"{self.spec.faults.seed}/{self.spec.name}"
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self._points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults
+        self.points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults

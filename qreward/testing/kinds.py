@@ -108,10 +108,7 @@ class RouteCall:
     def data(self) -> dict[str, Any]:
         """The body. It may contain lone surrogates or NaN; real servers accept them, but strict decoders do not."""
         try:
-            try:
-                found = msgspec.json.decode(self.body)
-            except ValueError:
-                found = json.loads(self.body)
+            found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise self.invalid(str(error), malformed=True) from None
         if not isinstance(found, dict):
@@ -264,7 +261,6 @@ def decision_job(
     written = [_written(each) for each in asked]
     prompts = [f"{given}\n\n{text}".encode(errors="replace") for text in (["\n\n".join(written)] if together else written)]
     tokens = sum(map(count_tokens, prompts))
-
     return Job(
         call.data.get("model"), digest_of([given, written]), tokens, call.spec.latency.seconds(count), items=count, completion=count,
         prompts=prompts, body=lambda cached: encode(answer(reads, tokens, cached or 0)),

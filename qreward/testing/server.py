@@ -288,8 +288,6 @@ class FakeServer(FakeEndpointState):
         for connection in self._web.connections:
             abort(connection.transport)
 
-    # a request
-
     async def __call__(self, request: Incoming) -> web.StreamResponse:
         try:
             return await self.respond(request)
@@ -374,21 +372,21 @@ class FakeServer(FakeEndpointState):
 
     async def drawn_fault(self, request: Incoming) -> Fault:
         """Draw the fault of a response. Respond with it if it occurs at once."""
-        name = self.draw()
-        fault = NO_FAULT if name is None else FAULTS[name]
-        if name is not None and fault.at_once:
+        name, faults = self.draw(), self.spec.faults
+        if name is None:
+            return NO_FAULT
+        if FAULTS[name].at_once:
             await self._fail(request, name)
-        return fault._replace(name=name, point=self.point(), gap=self.spec.faults.trickle_gap)
+        return FAULTS[name]._replace(
+            name=name, point=self.points.random() if faults.point is None else faults.point, gap=faults.trickle_gap
+        )
 
     async def _computed(self, job: Job) -> int | None:
         """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""
         if self.cache is None or not job.prompts:
             return None
-        try:
-            served = [self.cache.serve(job.model or "", text, count_tokens(text), job.length or 1) for text in job.prompts]
-            return sum(await asyncio.gather(*served))
-        except ValueError as error:
-            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
+        served = [self.cache.serve(job.model or "", text, count_tokens(text), job.length or 1) for text in job.prompts]
+        return sum(await asyncio.gather(*served))
 
     async def _check_phase(self, request: Incoming) -> None:
         phase = self.phase()

@@ -132,12 +132,12 @@ class Timeline:
     """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
 
     def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
-        self._windows = [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
+        ordered = sorted(phases, key=lambda phase: phase.behaviour != "dead")
+        self._windows = [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in ordered]
 
     def at(self, now: float) -> Phase | None:
         """Return the phase that is active at the time ``now``; None in normal operation."""
-        active = [phase for start, end, phase in self._windows if start <= now < end]
-        return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
+        return next((phase for start, end, phase in self._windows if start <= now < end), None)
 
     def next_change(self, now: float) -> float:
         """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""

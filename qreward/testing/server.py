@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
+from qreward.testing.endpoint import FakeEndpointState, refuses
 from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
 from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
@@ -341,34 +341,30 @@ class FakeServer(FakeEndpointState):
         finally:
             self.waiting -= job.items
         self.running += job.items
-        try:
-            return await self._served(request, job, slot)
-        finally:
-            self.running -= job.items
-            self.admission.leave(slot)
-
-    async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        latency = self.spec.latency
-        fault = await self.drawn_fault(request)
-        cached = await self._computed(job)
-        begin = time.monotonic()
-        slot.due = self.timeline.plan(begin, job.service)[0]
 
         def finish(problem: str | None) -> None:
             if FAULTS.get(problem or "", NO_FAULT).then != "wait":
                 self.admission.leave(slot)
             self.ended_in(problem, job.tokens)
 
-        ready, failure = self.timeline.plan(begin, job.service if job.chunks is None else latency.base)
-        await sleep_until(ready)
-        if failure is not None:
-            await self._fail(request, failure)
-        if job.chunks is not None:
-            due = lambda tokens: self.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
-            return await stream(request, self._headers(), job.chunks(cached), job.length, due, fault, finish)
-        body = job.body(cached)
-        finish(fault.name if fault.fails else None)
-        return await deliver(request, body, self._headers(), fault)
+        try:
+            fault = await self.drawn_fault(request)
+            cached = await self._computed(job)
+            begin, latency = time.monotonic(), self.spec.latency
+            slot.due = self.timeline.plan(begin, job.service)[0]
+            ready, failure = self.timeline.plan(begin, job.service if job.chunks is None else latency.base)
+            await sleep_until(ready)
+            if failure is not None:
+                await self._fail(request, failure)
+            if job.chunks is not None:
+                due = lambda tokens: self.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
+                return await stream(request, self._headers(), job.chunks(cached), job.length, due, fault, finish)
+            body = job.body(cached)
+            finish(fault.name if fault.fails else None)
+            return await deliver(request, body, self._headers(), fault)
+        finally:
+            self.running -= job.items
+            self.admission.leave(slot)
 
     async def drawn_fault(self, request: Incoming) -> Fault:
         """Draw the fault of a response. Respond with it if it occurs at once."""

@@ -21,6 +21,7 @@ from qreward.testing.kinds import (
     RouteCall,
     chat_route,
     completions_job,
+    inputs_of,
     json_status,
     vector_route,
 )
@@ -227,6 +228,12 @@ class VllmChunks(Chunks):
 # Text completions, scores, labels and rankings
 
 
+def _pooling(call: RouteCall) -> Job:
+    if "" in inputs_of(call):
+        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
+    return SERVER_KINDS["vllm"].routes[call.path](call)
+
+
 def _completions(call: RouteCall) -> Job:
     job = completions_job(call)
 
@@ -280,7 +287,7 @@ def vllm_of(task: str | None, labels: Sequence[str]) -> FakeServerKind:
 
 VLLM = replace(
     SERVER_KINDS["vllm"],
-    routes={**SERVER_KINDS["vllm"].routes, **_GENERATE, EMBEDDINGS: _embeddings},
+    routes={**SERVER_KINDS["vllm"].routes, **_GENERATE, EMBEDDINGS: _embeddings, "/pooling": _pooling, "/classify": _pooling},
     error=_error,
     status={
         "/v1/models": json_status(_models),

@@ -331,16 +331,11 @@ def decisions_route(call: RouteCall) -> Job:
 # What vLLM and SGLang have in common
 
 
-def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = inputs_of) -> Route:
-
-    def serve(call: RouteCall) -> Job:
-        items = items_of(call)
-        rows = [{"index": index, **row(call, item)} for index, item in enumerate(items)]
-        made = {"id": f"{call.path}-1", "object": "list", "created": 1, "model": call.data.get("model"), "data": rows}
-        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        return call.job(items, lambda prompt: {**made, "usage": {**openai_api.usage(prompt, 0), **details}})
-
-    return serve
+def rows_job(call: RouteCall, items: list[Any], row: Callable[[Any], dict[str, Any]]) -> Job:
+    rows = [{"index": index, **row(item)} for index, item in enumerate(items)]
+    made = {"id": f"{call.path}-1", "object": "list", "created": 1, "model": call.data.get("model"), "data": rows}
+    details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+    return call.job(items, lambda prompt: {**made, "usage": {**openai_api.usage(prompt, 0), **details}})
 
 
 def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
@@ -348,18 +343,12 @@ def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
 
 
 def vector_route(call: RouteCall) -> Job:
-    vectors = list_route(lambda call, item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
-    return vectors(call) if call.spec.scoring.reward_vectors else embeddings_job(call)
+    if not call.spec.scoring.reward_vectors:
+        return embeddings_job(call)
+    return rows_job(call, inputs_of(call), lambda item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
 
 
 # vLLM
-
-
-def _inputs(call: RouteCall) -> list[Any]:
-    items = inputs_of(call)
-    if "" in items:
-        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
-    return items
 
 
 _PAIRS = (("text_1", "queries"), ("text_2", "documents"))
@@ -370,16 +359,20 @@ def _values(call: RouteCall, item: Any) -> list[float]:
     return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
 
 
-def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
-    values = _values(call, item)
-    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+def _pooling(call: RouteCall) -> Job:
+    def row(item: Any) -> dict[str, Any]:
+        values = _values(call, item)
+        return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+
+    return rows_job(call, inputs_of(call), row)
 
 
-def _pairs(call: RouteCall) -> list[Any]:
+def _scores(call: RouteCall) -> Job:
     left, right = (listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
     if len(left) not in (1, len(right)) or len(call.labels) > 1:
         raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
-    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+    pairs = [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+    return rows_job(call, pairs, lambda pair: {"object": "score", "score": _values(call, pair)[0]})
 
 
 def _rerank(call: RouteCall) -> Job:
@@ -398,12 +391,9 @@ _VLLM = replace(
     routes={
         **OPENAI.routes,
         EMBEDDINGS: vector_route,
-        "/pooling": list_route(_pooling_row, _inputs),
-        "/classify": list_route(lambda call, item: class_row(call, _values(call, item)), _inputs),
-        **dict.fromkeys(
-            ("/score", "/v1/score"),
-            list_route(lambda call, item: {"object": "score", "score": _values(call, item)[0]}, _pairs),
-        ),
+        "/pooling": _pooling,
+        "/classify": lambda call: rows_job(call, inputs_of(call), lambda item: class_row(call, _values(call, item))),
+        **dict.fromkeys(("/score", "/v1/score"), _scores),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
     },
     status={
@@ -453,7 +443,9 @@ _SGLANG = FakeServerKind(
     routes={
         CHAT: chat_route, COMPLETIONS: completions_job, EMBEDDINGS: vector_route, "/classify": _sglang_classify,
         "/v1/rerank": _sglang_rerank,
-        "/v1/classify": list_route(lambda call, item: class_row(call, softmax(logits_of(item, call.labels)))),
+        "/v1/classify": lambda call: rows_job(
+            call, inputs_of(call), lambda item: class_row(call, softmax(logits_of(item, call.labels)))
+        ),
     },
     error=_sglang_error,
     status={

@@ -33,6 +33,10 @@ _TRICKLE_BYTES = 16
 _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
 
 
+Due = Callable[[int], tuple[float, str | None]]  # a function that returns when a token is due, or when and how the stream fails before
+Finish = Callable[[str | None], None]
+
+
 class Fault(NamedTuple):
     """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response.
 
@@ -134,50 +138,6 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
     if form == "ms":
         return {"retry-after-ms": str(math.ceil(seconds * 1000) + 1)}
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
-
-
-async def stream(
-    request: Incoming,
-    headers: dict[str, str],
-    chunks: Chunks,
-    length: int,
-    due: Callable[[int], tuple[float, str | None]],
-    fault: Fault,
-    finish: Callable[[str | None], None],
-) -> web.StreamResponse:
-    """Stream a response: send each event when its token is ``due``. Events that are due together are sent in one write."""
-    response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
-    ready = bytearray()
-
-    async def write() -> None:
-        if not response.prepared:
-            await response.prepare(request)
-        if ready:
-            await response.write(bytes(ready))
-        ready.clear()
-
-    for number in range((length if fault.tail is None else int(length * fault.point)) + 1):
-        when, failure = due(number)
-        if fault.pieces:
-            when += fault.gap * (number + 1)
-        if when > time.monotonic() or len(ready) > _MOST_AT_ONCE:
-            await write()
-            await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
-            await sleep_until(when)
-        if failure is not None:
-            finish(failure)
-            ready += chunks.failed() or b""
-            await write()
-            await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
-            return response
-        if fault.noise:
-            ready += fault.noise[number % len(fault.noise)]
-        ready += chunks.piece(number - 1, length) if number else chunks.first()
-    finish(fault.name if fault.fails else None)
-    ready += chunks.last() if fault.tail is None else fault.tail
-    await write()
-    await end(request, fault)
-    return response
 
 
 def _bound(port: int) -> socket.socket:
@@ -358,13 +318,50 @@ class FakeServer(FakeEndpointState):
                 await self._fail(request, failure)
             if job.chunks is not None:
                 due = lambda tokens: self.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
-                return await stream(request, self._headers(), job.chunks(cached), job.length, due, fault, finish)
+                return await self._stream(request, job, job.chunks(cached), due, fault, finish)
             body = job.body(cached)
             finish(fault.name if fault.fails else None)
             return await deliver(request, body, self._headers(), fault)
         finally:
             self.running -= job.items
             self.admission.leave(slot)
+
+    async def _stream(self, request: Incoming, job: Job, chunks: Chunks, due: Due, fault: Fault, finish: Finish) -> web.StreamResponse:
+        """Stream a response: send each event when its token is ``due``. Events that are due together are sent in one write."""
+        response = web.StreamResponse(
+            headers={**self._headers(), "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        ready = bytearray()
+
+        async def write() -> None:
+            if not response.prepared:
+                await response.prepare(request)
+            if ready:
+                await response.write(bytes(ready))
+            ready.clear()
+
+        for number in range((job.length if fault.tail is None else int(job.length * fault.point)) + 1):
+            when, failure = due(number)
+            if fault.pieces:
+                when += fault.gap * (number + 1)
+            if when > time.monotonic() or len(ready) > _MOST_AT_ONCE:
+                await write()
+                await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
+                await sleep_until(when)
+            if failure is not None:
+                finish(failure)
+                ready += chunks.failed() or b""
+                await write()
+                await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
+                return response
+            if fault.noise:
+                ready += fault.noise[number % len(fault.noise)]
+            ready += chunks.piece(number - 1, job.length) if number else chunks.first()
+        finish(fault.name if fault.fails else None)
+        ready += chunks.last() if fault.tail is None else fault.tail
+        await write()
+        await end(request, fault)
+        return response
 
     async def drawn_fault(self, request: Incoming) -> Fault:
         """Draw the fault of a response. Respond with it if it occurs at once."""

@@ -85,20 +85,16 @@ class RequestAdmission:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.peak = 0
-        self._slots: set[Slot] = set()
+        self.slots: set[Slot] = set()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
 
     @property
     def in_flight(self) -> int:
-        return len(self._slots)
+        return len(self.slots)
 
     @property
     def full(self) -> bool:
-        return self.limit is not None and len(self._slots) >= self.limit
-
-    def next_free(self) -> float:
-        """Return the time at which the first of the slots in use is expected to be free; infinite if no slot is in use."""
-        return min((slot.due for slot in self._slots), default=math.inf)
+        return self.limit is not None and len(self.slots) >= self.limit
 
     async def enter(self) -> Slot:
         """Take a slot, first come first served. Suspends only if no slot is free."""
@@ -114,8 +110,8 @@ class RequestAdmission:
 
     def leave(self, slot: Slot) -> None:
         """Free a slot. A second call does nothing."""
-        if slot in self._slots:
-            self._slots.remove(slot)
+        if slot in self.slots:
+            self.slots.remove(slot)
             self.hand_over()
 
     def hand_over(self) -> None:
@@ -123,8 +119,8 @@ class RequestAdmission:
             turn = self._waiting.popleft()
             if not turn.done():
                 slot = Slot()
-                self._slots.add(slot)
-                self.peak = max(self.peak, len(self._slots))
+                self.slots.add(slot)
+                self.peak = max(self.peak, len(self.slots))
                 turn.set_result(slot)
 
 

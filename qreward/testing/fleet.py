@@ -24,7 +24,6 @@ from qreward.testing.spec import FakeEndpoint, read_spec
 
 _GRACE = 10.0  # seconds that a child process has to end by itself
 _CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class FakeFleet:
@@ -208,7 +207,7 @@ class InLoop:
 class InThread:
     """Runs the servers of one fleet in an event loop in a thread."""
 
-    def __init__(self, loop_factory: LoopFactory | None = None) -> None:
+    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
         self._host = InLoop()
         self._portal = Portal("qreward-fake-fleet", loop_factory)
 

@@ -48,7 +48,6 @@ class Fault(NamedTuple):
     then: Literal["answer", "reset", "hang_up", "wait"] = "answer"
     body: bytes | None = None
     content_type: str = JSON
-    prefix: bytes = b""
     pieces: int = 0
     tail: bytes | None = None  # what replaces the end of a stream; if it is empty, the body of another response is cut off too
     noise: tuple[bytes, ...] = ()
@@ -70,7 +69,7 @@ FAULTS: Mapping[str, Fault] = {
     "malformed": Fault(body=_MALFORMED, content_type="text/html", tail=b'data: {"id": "chatcmpl-\n\n'),
     "stall": Fault(then="wait", tail=b""),
     "slow_trickle": Fault(pieces=_TRICKLE_BYTES, fails=False),
-    "noise": Fault(prefix=_BLANKS, noise=_NOISE, fails=False),
+    "noise": Fault(noise=_NOISE, fails=False),
 }
 
 
@@ -83,7 +82,11 @@ class Incoming(web.BaseRequest):
 
 async def deliver(request: Incoming, body: bytes, headers: dict[str, str], fault: Fault) -> web.StreamResponse:
     """Send a response with status 200, altered by the fault."""
-    sent = body[: int(len(body) * fault.point)] if fault.tail == b"" else fault.prefix + (body if fault.body is None else fault.body)
+    sent = (
+        body[: int(len(body) * fault.point)]
+        if fault.tail == b""
+        else (_BLANKS if fault.noise else b"") + (body if fault.body is None else fault.body)
+    )
     if fault.then == "answer" and not fault.pieces:
         return web.Response(body=sent, content_type=fault.content_type, headers=headers)
     response = web.StreamResponse(headers={**headers, "Content-Type": fault.content_type, "Content-Length": str(len(body))})
@@ -290,8 +293,8 @@ class FakeServer(FakeEndpointState):
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if self.admission.full and spec.over_cap == "reject":
-            message = "Too many requests are being served; the server is full."
-            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", self.admission.next_free())
+            message, free = "Too many requests are being served; the server is full.", min(slot.due for slot in self.admission.slots)
+            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", free)
         if (over := self.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
             raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
@@ -312,14 +315,14 @@ class FakeServer(FakeEndpointState):
             cached = await self._computed(job)
             begin, latency = time.monotonic(), self.spec.latency
             slot.due = self.timeline.plan(begin, job.service)[0]
-            ready, failure = self.timeline.plan(begin, job.service if job.chunks is None else latency.base)
+            body, chunks = (job.body(cached), None) if job.chunks is None else (b"", job.chunks(cached))
+            ready, failure = self.timeline.plan(begin, job.service if chunks is None else latency.base)
             await sleep_until(ready)
             if failure is not None:
                 await self._fail(request, failure)
-            if job.chunks is not None:
+            if chunks is not None:
                 due = lambda tokens: self.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
-                return await self._stream(request, job, job.chunks(cached), due, fault, finish)
-            body = job.body(cached)
+                return await self._stream(request, job, chunks, due, fault, finish)
             finish(fault.name if fault.fails else None)
             return await deliver(request, body, self._headers(), fault)
         finally:

@@ -16,8 +16,6 @@ from qreward.settings.files import read_settings
 from qreward.settings.policies import valid_patterns
 from qreward.testing.responders import RESPONDERS, Responder, SyntheticJudge
 
-Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
-
 _RATE = Field(default=0.0, ge=0, le=1)
 _NORMAL = NormalDist()
 
@@ -129,7 +127,7 @@ class Phase(Policy):
         factor: factor by which ``slow`` lengthens the work.
     """
 
-    behaviour: Behaviour
+    behaviour: Literal["dead", "hang", "error_503", "error_500", "slow"]
     start: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     end: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     factor: float = Field(default=10.0, ge=1, allow_inf_nan=False)

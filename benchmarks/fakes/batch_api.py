@@ -14,9 +14,9 @@ from aiohttp import web
 from pydantic import Field
 
 from qreward.settings.base import Policy
-from qreward.testing import FakeEndpoint, openai_api
-from qreward.testing.endpoint import FakeEndpointState, Seen
-from qreward.testing.kinds import OPENAI, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing import FakeEndpoint
+from qreward.testing.endpoint import Seen
+from qreward.testing.kinds import OPENAI, ErrorResponse, FakeServerKind, Route, RouteCall
 from qreward.testing.server import FakeServer, Incoming, deliver
 from qreward.testing.text import canonical, count_tokens, encode
 
@@ -267,8 +267,8 @@ class BatchEndpoint(FakeEndpoint):
         super().__init__(name, **data)
 
 
-class BatchState(FakeEndpointState):
-    """Holds the files and batches of a ``BatchEndpoint`` too."""
+class BatchServer(FakeServer):
+    """Serves a ``BatchEndpoint``, and holds its files and batches."""
 
     def reset(self) -> None:
         super().reset()
@@ -288,13 +288,6 @@ class BatchState(FakeEndpointState):
         self.recognise(digest)
         self.ended_in(problem, tokens)
 
-
-class BatchServer(FakeServer):
-    """Serves a ``BatchEndpoint``."""
-
-    state_class = BatchState
-    state: BatchState
-
     @property
     def kind(self) -> FakeServerKind:
         return OPENAI
@@ -304,11 +297,11 @@ class BatchServer(FakeServer):
         if not request.path.startswith(("/v1/files", "/v1/batches")):
             return await super().respond(request)
         if request.method == "POST":
-            self.state.counts["requests"] += 1
+            self.counts["requests"] += 1
         self._check_key(request)
         await self._check_phase(request)
         fault, given = await self.drawn_fault(request), request.headers.get("Content-Type", "")
-        body = self.state.batches.respond(request.method, request.path, request.query, given, await request.read(), time.monotonic())
+        body = self.batches.respond(request.method, request.path, request.query, given, await request.read(), time.monotonic())
         if body is None:
             raise ErrorResponse(404, f"there is no {request.method} {request.path} here", "not_found", "not_found")
         return await deliver(request, body, self._headers(), fault)
@@ -324,9 +317,9 @@ def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], se
     def serve(url: str, body: bytes) -> Served:
         digest = b""
         try:
-            job = _route(kind, url)(RouteCall(kind, url, body, spec))
+            job = _route(kind, url)(RouteCall(kind, url, body, spec, write))
             digest = job.digest
-            answer = _answer(job, write)
+            answer = job.body(None)
         except ErrorResponse as error:
             served(error.counted, digest, 0)
             return Served(error.status, kind.error(url, error))
@@ -340,16 +333,6 @@ def _route(kind: FakeServerKind, url: str) -> Route:
     if url not in kind.routes:
         raise ErrorResponse(404, f"there is no POST {url} here", "not_found", "not_found")
     return kind.routes[url]
-
-
-def _answer(job: Job, write: Callable[[list[Any], bytes], str]) -> bytes:
-    if job.chat is None:
-        return job.body(None)
-    try:
-        text = write(job.chat.messages, job.digest)
-    except Exception as error:
-        raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
-    return encode(openai_api.chat_completion(job.chat, job.digest, text, openai_api.usage(job.prompt, job.completion)))
 
 
 def _fault(code: str, message: str, line: int | None) -> dict[str, Any]:

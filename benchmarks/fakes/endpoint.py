@@ -15,12 +15,11 @@ from fakes.live_model import LiveModel
 from fakes.model_server import MODELS, ServedModel
 from fakes.next_token import NextToken, read_prompt
 from fakes.synthetic_writer import write_verdict
-from fakes.vllm import GUARDED, MOST_LOGPROBS, SampledChat, vllm_of
+from fakes.vllm import GUARDED, MOST_LOGPROBS, SampledChat, completion_of, vllm_of
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
-from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.kinds import CHAT, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
-from qreward.testing.openai_api import usage
+from qreward.testing.openai_api import chat_completion, usage
 from qreward.testing.responders import Write
 from qreward.testing.server import FakeServer, Incoming
 from qreward.testing.text import canonical, encode
@@ -77,8 +76,10 @@ class ModelEndpoint(FakeEndpoint):
         return {**model.model_dump(), **{name: each for name, each in changes.items() if name != "model"}}
 
 
-class ModelState(FakeEndpointState):
-    """Holds the model server of a ``ModelEndpoint`` too."""
+class ModelServer(FakeServer):
+    """Serves a ``ModelEndpoint``, and holds its model server."""
+
+    _made_for: FakeEndpoint | None = None
 
     def new_writer(self, spec: FakeEndpoint) -> Write:
         assert isinstance(spec, ModelEndpoint)
@@ -90,16 +91,9 @@ class ModelState(FakeEndpointState):
         assert isinstance(self.spec, ModelEndpoint)
         return super().new_cache() if self.spec.served is None else LiveModel(self.spec.served)
 
-
-class ModelServer(FakeServer):
-    """Serves a ``ModelEndpoint``."""
-
-    state_class = ModelState
-    _made_for: FakeEndpoint | None = None
-
     @property
     def kind(self) -> FakeServerKind:
-        if self._made_for is not (spec := self.state.spec):
+        if self._made_for is not (spec := self.spec):
             assert isinstance(spec, ModelEndpoint)
             kind = vllm_of(spec.task, spec.scoring.labels) if spec.kind == "vllm" else SERVER_KINDS[spec.kind]
             decisions = FAKE_DECISIONS[spec.dialect]
@@ -115,22 +109,28 @@ class ModelServer(FakeServer):
             response.headers["Allow"] = "POST"
         return response
 
+    async def _computed(self, job: Job) -> int | None:
+        try:
+            return await super()._computed(job)
+        except ValueError as error:
+            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
+
     async def _status(self, request: Incoming) -> web.StreamResponse:
         try:
             return await super()._status(request)
         except ErrorResponse as error:
-            if self.state.spec.kind == "vllm" and error.counted == "not_found":
+            if self.spec.kind == "vllm" and error.counted == "not_found":
                 self._check_key(request)
                 error.status = 405 if request.path in self.kind.routes else 404
             raise
 
     def _check_key(self, request: Incoming) -> None:
-        if self.state.spec.kind != "vllm" or request.path.startswith(GUARDED):
+        if self.spec.kind != "vllm" or request.path.startswith(GUARDED):
             super()._check_key(request)
 
     def _headers(self) -> dict[str, str]:
         headers = super()._headers()
-        return {name: value for name, value in headers.items() if self.state.spec.kind != "vllm" or name != "x-request-id"}
+        return {name: value for name, value in headers.items() if self.spec.kind != "vllm" or name != "x-request-id"}
 
 
 ModelEndpoint.server_class = ModelServer
@@ -171,10 +171,11 @@ def _labelled(kind: FakeServerKind, call: RouteCall) -> Job:
     count = request.n or 1
 
     def body(cached: int | None) -> bytes:
-        made = kind.completion(request, job.digest, token.content, usage(job.prompt, count, cached))
+        complete = completion_of if spec.kind == "vllm" else chat_completion
+        made = complete(request, job.digest, token.content, usage(job.prompt, count, cached))
         for choice in made["choices"]:
             choice |= {"logprobs": logprobs, "finish_reason": "length"}
         return encode(made)
 
     prompts = [canonical(request.messages)]
-    return job._replace(chat=None, prompts=prompts, service=spec.latency.seconds(1), length=1, completion=count, body=body)
+    return job._replace(chunks=None, prompts=prompts, service=spec.latency.seconds(1), length=1, completion=count, body=body)

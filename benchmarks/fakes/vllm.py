@@ -14,8 +14,6 @@ from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
-    JSON,
-    PLAIN,
     SERVER_KINDS,
     ErrorResponse,
     FakeServerKind,
@@ -23,6 +21,7 @@ from qreward.testing.kinds import (
     RouteCall,
     chat_route,
     completions_job,
+    inputs_of,
     json_status,
     vector_route,
 )
@@ -54,7 +53,7 @@ def _models(state: FakeEndpointState) -> dict[str, Any]:
 
 
 def _metrics(state: FakeEndpointState) -> str:
-    text, cache = SERVER_KINDS["vllm"].status["/metrics"][1](state), state.cache
+    text, cache = SERVER_KINDS["vllm"].status["/metrics"](state), state.cache
     if cache is None:
         return text
     for name, value in (("queries", cache.queried), ("hits", cache.hits)):
@@ -139,14 +138,10 @@ def _chat(call: RouteCall) -> Job:
         rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
         raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
     _check_schema(request.response_format)
-    job = chat_route(call)._replace(chat=request)
+    job = chat_route(call, request, most, completion_of, VllmChunks)
     if job.prompt > longest:
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
-    if most is None:
-        return job
-    length = min(job.length, most)
-    service = call.spec.latency.seconds(length)
-    return job._replace(length=length, completion=length * (request.n or 1), service=service)
+    return job
 
 
 def _check_logprobs(request: SampledChat) -> None:
@@ -180,7 +175,7 @@ def _used(used: dict[str, Any]) -> dict[str, Any]:
     return {**used, "prompt_tokens_details": details, "completion_tokens_details": None}
 
 
-def _completion(request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
+def completion_of(request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
     content, finish = request.cut(content)
     made = openai_api.chat_completion(request, digest, content, _used(used))
     for choice in made["choices"]:
@@ -231,6 +226,12 @@ class VllmChunks(Chunks):
 
 
 # Text completions, scores, labels and rankings
+
+
+def _pooling(call: RouteCall) -> Job:
+    if "" in inputs_of(call):
+        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
+    return SERVER_KINDS["vllm"].routes[call.path](call)
 
 
 def _completions(call: RouteCall) -> Job:
@@ -286,16 +287,14 @@ def vllm_of(task: str | None, labels: Sequence[str]) -> FakeServerKind:
 
 VLLM = replace(
     SERVER_KINDS["vllm"],
-    routes={**SERVER_KINDS["vllm"].routes, **_GENERATE, EMBEDDINGS: _embeddings},
+    routes={**SERVER_KINDS["vllm"].routes, **_GENERATE, EMBEDDINGS: _embeddings, "/pooling": _pooling, "/classify": _pooling},
     error=_error,
     status={
         "/v1/models": json_status(_models),
         "/load": json_status(lambda state: {"server_load": state.admission.in_flight + state.waiting}),
-        "/version": (JSON, lambda _: f'{{"version":"{VERSION}"}}'),
-        "/metrics": (PLAIN, _metrics),
+        "/version": json_status(lambda _: {"version": VERSION}),
+        "/metrics": _metrics,
     },
-    completion=_completion,
-    chunks=VllmChunks,
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",
     too_many="You must pass at least one prompt",
     too_long=_TOO_LONG,

@@ -85,27 +85,22 @@ class RequestAdmission:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.peak = 0
-        self._slots: set[Slot] = set()
+        self.slots: set[Slot] = set()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
 
     @property
     def in_flight(self) -> int:
-        return len(self._slots)
+        return len(self.slots)
 
     @property
     def full(self) -> bool:
-        return self.limit is not None and len(self._slots) >= self.limit
-
-    def next_free(self) -> float:
-        """Return the time at which the first of the slots in use is expected to be free; infinite if no slot is in use."""
-        return min((slot.due for slot in self._slots), default=math.inf)
+        return self.limit is not None and len(self.slots) >= self.limit
 
     async def enter(self) -> Slot:
         """Take a slot, first come first served. Suspends only if no slot is free."""
-        if not self.full:
-            return self._take()
         turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        self.hand_over()
         try:
             return await turn
         except asyncio.CancelledError:
@@ -115,33 +110,30 @@ class RequestAdmission:
 
     def leave(self, slot: Slot) -> None:
         """Free a slot. A second call does nothing."""
-        if slot in self._slots:
-            self._slots.remove(slot)
+        if slot in self.slots:
+            self.slots.remove(slot)
             self.hand_over()
 
     def hand_over(self) -> None:
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(self._take())
-
-    def _take(self) -> Slot:
-        slot = Slot()
-        self._slots.add(slot)
-        self.peak = max(self.peak, len(self._slots))
-        return slot
+                slot = Slot()
+                self.slots.add(slot)
+                self.peak = max(self.peak, len(self.slots))
+                turn.set_result(slot)
 
 
 class Timeline:
     """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
 
     def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
-        self._windows = [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in phases]
+        ordered = sorted(phases, key=lambda phase: phase.behaviour != "dead")
+        self._windows = [(origin + each.start, origin + (math.inf if each.end is None else each.end), each) for each in ordered]
 
     def at(self, now: float) -> Phase | None:
         """Return the phase that is active at the time ``now``; None in normal operation."""
-        active = [phase for start, end, phase in self._windows if start <= now < end]
-        return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
+        return next((phase for start, end, phase in self._windows if start <= now < end), None)
 
     def next_change(self, now: float) -> float:
         """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""
@@ -321,19 +313,7 @@ class FakeEndpointState:
 
     def draw(self) -> str | None:
         """Draw the fault of the next attempt; None for no fault."""
-        if not self._rates_of_faults:
-            return None
-        left = self._random.random()
-        for kind, rate in self._rates_of_faults.items():
-            left -= rate
-            if left < 0:
-                return kind
-        return None
-
-    def point(self) -> float:
-        """Return the share (0 to 1) of a body that is sent before a fault ends the body."""
-        fixed = self.spec.faults.point
-        return self._points.random() if fixed is None else fixed
+        return self._random.choices(*self._faults)[0]
 
     def phase(self) -> Phase | None:
         return DEAD if self.killed else self.timeline.at(time.monotonic())
@@ -361,7 +341,8 @@ class FakeEndpointState:
         return None if self.spec.prefix_cache is None else PromptCache(self.spec.prefix_cache)
 
     def _seed_faults(self) -> None:
-        self._rates_of_faults = self.spec.faults.rates()
+        rates = self.spec.faults.rates()
+        self._faults = [*rates, None], [*rates.values(), max(0.0, 1 - sum(rates.values()))]
         seed = f"{self.spec.faults.seed}/{self.spec.name}"
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self._points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults
+        self.points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults

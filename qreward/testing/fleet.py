@@ -24,7 +24,6 @@ from qreward.testing.spec import FakeEndpoint, read_spec
 
 _GRACE = 10.0  # seconds that a child process has to end by itself
 _CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class FakeFleet:
@@ -110,7 +109,7 @@ class FakeFleet:
             ConfigError: the name is unknown.
         """
         self._named(name)
-        known: dict[str, Seen] = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
+        known: dict[str, Seen] = self._last_seen if self._host is None and self._last_seen else self._running().run("call", "seen")
         return known[name]
 
     def reset(self) -> None:
@@ -118,7 +117,7 @@ class FakeFleet:
 
         A killed endpoint stays killed.
         """
-        self._running().call("reset")
+        self._running().run("call", "reset")
 
     def set(self, name: str, **changes: Any) -> None:
         """Change settings of an endpoint while it runs. Requests that are being served keep the old settings.
@@ -133,16 +132,16 @@ class FakeFleet:
             raise ConfigError(f"port of endpoint {name!r} cannot be changed while it runs")
         before = self._named(name)
         changed = self._usable(type(before)(**{**dict(before), **changes}))
-        self._running().call("configure", changed, name=name)
+        self._running().run("call", "configure", changed, name=name)
         self._specs[name] = changed
 
     def kill(self, name: str) -> None:
         """Stop an endpoint: abort all connections, and do not listen until :meth:`revive` is called."""
-        self._running().call("kill", name=self._named(name).name)
+        self._running().run("call", "kill", name=self._named(name).name)
 
     def revive(self, name: str) -> None:
         """Make a killed endpoint listen again on the same port, unless a ``dead`` phase is active."""
-        self._running().call("kill", False, name=self._named(name).name)
+        self._running().run("call", "kill", False, name=self._named(name).name)
 
     def _named(self, name: str) -> FakeEndpoint:
         if name not in self._specs:
@@ -158,14 +157,14 @@ class FakeFleet:
     def _start(self, host: Host) -> FakeFleet:
         if self._host is not None:
             raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-        self._ports = host.start(list(self._specs.values()))
+        self._ports = host.run("start", list(self._specs.values()))
         self._host = host
         return self
 
     def _ending(self) -> Host:
         host, self._host = self._running(), None
         with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
-            self._last_seen = host.call("seen")
+            self._last_seen = host.run("call", "seen")
         return host
 
     def _running(self) -> Host:
@@ -179,6 +178,10 @@ class InLoop:
 
     def __init__(self) -> None:
         self._servers: dict[str, FakeServer] = {}
+
+    def run(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
+        """Call ``start`` or ``call``."""
+        return getattr(self, method)(*args, **options)  # type: ignore[no-any-return]
 
     def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
@@ -196,31 +199,25 @@ class InLoop:
         await asyncio.gather(*(server.aclose() for server in self._servers.values()))
 
     def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        """Call a method of the state of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
+        """Call a method of the server of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
         called = [name] if name is not None else self._servers
-        return {each: getattr(self._servers[each].state, method)(*args) for each in called}
+        return {each: getattr(self._servers[each], method)(*args) for each in called}
 
 
 class InThread:
     """Runs the servers of one fleet in an event loop in a thread."""
 
-    def __init__(self, loop_factory: LoopFactory | None = None) -> None:
+    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
         self._host = InLoop()
         self._portal = Portal("qreward-fake-fleet", loop_factory)
-
-    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
-        return self._run(self._host.start, endpoints)
 
     def stop(self) -> None:
         self._portal.call(self._host.stop)
         self._portal.close()
 
-    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        return self._run(self._host.call, method, *args, name=name)
-
-    def _run(self, function: Callable[..., dict[str, Any]], *args: Any, **options: Any) -> dict[str, Any]:
+    def run(self, *call: Any, **options: Any) -> dict[str, Any]:
         async def run() -> dict[str, Any]:
-            return function(*args, **options)
+            return self._host.run(*call, **options)
 
         return self._portal.call(run)
 
@@ -239,9 +236,6 @@ class InProcess:
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
 
-    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
-        return self._reply("start", endpoints)
-
     def stop(self) -> None:
         try:
             self._child.communicate(timeout=_GRACE)  # closes stdin, at which the child ends
@@ -249,10 +243,7 @@ class InProcess:
             self._child.kill()
             self._child.communicate()
 
-    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
-        return self._reply("call", method, *args, name=name)
-
-    def _reply(self, *call: Any, **options: Any) -> dict[str, Any]:
+    def run(self, *call: Any, **options: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with self._lock:
@@ -277,13 +268,18 @@ def serve_parent() -> None:
     # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    host = InThread(fast_loop())
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415 - an extra
+    except ImportError:
+        host = InThread()
+    else:
+        host = InThread(new_event_loop)
     with contextlib.suppress(EOFError):
         while True:
-            (method, *args), options = pickle.load(calls)  # noqa: S301 - from the parent
+            call, options = pickle.load(calls)  # noqa: S301 - from the parent
             reply: tuple[type[Exception] | None, Any]
             try:
-                reply = None, getattr(host, method)(*args, **options)
+                reply = None, host.run(*call, **options)
             except Exception as error:
                 reply = ConfigError if isinstance(error, ConfigError) else RuntimeError, str(error)
             pickle.dump(reply, replies)
@@ -300,12 +296,3 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # on some systems the real limit is lower than the reported one
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def fast_loop() -> LoopFactory | None:
-    """Return the loop factory of uvloop. Return None if uvloop is not installed."""
-    try:
-        import uvloop  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

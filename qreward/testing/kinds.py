@@ -16,8 +16,8 @@ import msgspec
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.endpoint import FakeEndpointState
-from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
-from qreward.testing.responders import Asked, JudgeRead
+from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest, listed
+from qreward.testing.responders import Asked, JudgeRead, Write, writer_of
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import (
     BYTES_PER_TOKEN,
@@ -35,7 +35,6 @@ from qreward.testing.text import (
     text_of,
 )
 
-JSON, PLAIN = "application/json", "text/plain"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _TEI_PERMITS = 512
 
@@ -65,9 +64,9 @@ class Job(NamedTuple):
     items: int = 1
     length: int = 0
     completion: int = 0
-    chat: ChatRequest | None = None
     prompts: Sequence[bytes] = ()
     body: Callable[[int | None], bytes] = lambda _cached: b""
+    chunks: Callable[[int | None], openai_api.Chunks] | None = None  # only for a stream
 
     @property
     def tokens(self) -> int:
@@ -82,10 +81,8 @@ Status = Callable[[FakeEndpointState], str]  # a function that returns what a st
 class FakeServerKind:
     routes: Mapping[str, Route]
     error: Callable[[str, ErrorResponse], bytes]
-    status: Mapping[str, tuple[str, Status]]
+    status: Mapping[str, Status]  # JSON, or lines of text
     health: frozenset[str] = frozenset({"/health"})
-    completion: Callable[..., dict[str, Any]] = openai_api.chat_completion
-    chunks: type[openai_api.Chunks] = openai_api.Chunks
     unknown: str = "The model {model!r} does not exist."
     label: str = "LABEL_0"
     invalid: int = 400
@@ -99,21 +96,19 @@ class FakeServerKind:
 class RouteCall:
     """Holds one POST request. The function of a route receives a ``RouteCall``. All methods may raise :class:`ErrorResponse`."""
 
-    def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
+    def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint, write: Write | None = None) -> None:
         self.kind = kind
         self.path = path
         self.body = body
         self.spec = spec
+        self._write = write or writer_of(spec.responder)
         self.labels = spec.scoring.labels or (kind.label,)
 
     @cached_property
     def data(self) -> dict[str, Any]:
         """The body. It may contain lone surrogates or NaN; real servers accept them, but strict decoders do not."""
         try:
-            try:
-                found = msgspec.json.decode(self.body)
-            except ValueError:
-                found = json.loads(self.body)
+            found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise self.invalid(str(error), malformed=True) from None
         if not isinstance(found, dict):
@@ -132,6 +127,12 @@ class RouteCall:
             raise self.invalid("'messages' must not be empty")
         return request
 
+    def content(self, messages: list[Any], digest: bytes) -> str:
+        try:
+            return self._write(messages, digest)
+        except Exception as error:
+            raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
+
     def invalid(self, message: str, malformed: bool = False) -> ErrorResponse:
         return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=malformed)
 
@@ -140,25 +141,16 @@ class RouteCall:
 
     def job(self, items: list[Any], made: Callable[[int], Any]) -> Job:
         """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
-        prompt = sum(self._checked(items))
-        failure = None
-        if self.kind.nan is not None and any(is_nan(item) for item in items):
-            failure = ErrorResponse(*self.kind.nan, "backend")
+        prompt, service = self._tokens(items), self.spec.latency.base + self.spec.scoring.per_item * len(items)
+        model, digest = self.data.get("model"), digest_of(items)
+        return Job(model, digest, prompt, service, len(items), body=lambda _cached: encode(made(prompt)))
 
-        def body(_cached: int | None) -> bytes:
-            if failure is not None:
-                raise failure
-            return encode(made(prompt))
-
-        service = self.spec.latency.base + self.spec.scoring.per_item * len(items)
-        return Job(self.data.get("model"), digest_of(items), prompt, service, len(items), body=body)
-
-    def _checked(self, items: list[Any]) -> list[int]:
-        """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
+    def _tokens(self, items: list[Any]) -> int:
+        """Return the number of tokens of all items. A list with an unacceptable item is refused as a whole."""
         kind, most, longest = self.kind, self.kind.most_items, self.spec.scoring.max_tokens
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
-        if kind.permits and len(items) > permits_of(self.spec):
+        if kind.permits and len(items) > (self.spec.max_concurrency or _TEI_PERMITS):
             raise ErrorResponse(429, "Model is overloaded", "rejected")
         encoded = [canonical(item) for item in items]
         if any(REFUSED.encode() in each for each in encoded):
@@ -168,23 +160,14 @@ class RouteCall:
             raise ErrorResponse(
                 kind.invalid, kind.too_long.format(most=longest, more=longest + 1, tokens=max(sizes)), "bad_request", param="input_tokens"
             )
-        return sizes
-
-
-def permits_of(spec: FakeEndpoint) -> int:
-    return spec.max_concurrency or _TEI_PERMITS
+        if kind.nan is not None and any(map(is_nan, items)):
+            raise ErrorResponse(*kind.nan, "backend")
+        return sum(sizes)
 
 
 def ranked(scores: list[float]) -> list[int]:
     """Return the indices of the scores, the highest score first, and NaN last."""
     return sorted(range(len(scores)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at], reverse=True)
-
-
-def listed(given: Any) -> list[Any]:
-    """Return the items of an input in OpenAI's format. A text is one item, and so is a list of numbers."""
-    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
-        return [given]
-    return given if isinstance(given, list) else []
 
 
 def inputs_of(call: RouteCall) -> list[Any]:
@@ -200,20 +183,34 @@ def gauges(names: str, labels: str = "") -> Status:
     return text
 
 
-def json_status(made: Callable[[FakeEndpointState], Any]) -> tuple[str, Status]:
-    return JSON, lambda state: encode(made(state)).decode()
+def json_status(made: Callable[[FakeEndpointState], Any]) -> Status:
+    return lambda state: encode(made(state)).decode()
 
 
 # OpenAI
 
 
-def chat_route(call: RouteCall) -> Job:
-    request, latency = call.chat(), call.spec.latency
+def chat_route(
+    call: RouteCall,
+    request: ChatRequest | None = None,
+    most: int | None = None,
+    completion: Callable[..., dict[str, Any]] = openai_api.chat_completion,
+    chunks: type[openai_api.Chunks] = openai_api.Chunks,
+) -> Job:
+    request, latency = request or call.chat(), call.spec.latency
     encoded = canonical(request.messages)
-    digest = sha256(encoded).digest()
-    length = latency.draw(digest)
-    completion = length * (request.n or 1)
-    return Job(request.model, digest, count_tokens(encoded), latency.seconds(length), length=length, completion=completion, chat=request)
+    digest, prompt = sha256(encoded).digest(), count_tokens(encoded)
+    length = latency.draw(digest) if most is None else min(latency.draw(digest), most)
+    output = length * (request.n or 1)
+
+    def parts(cached: int | None) -> tuple[Any, ...]:
+        return request, digest, call.content(request.messages, digest), openai_api.usage(prompt, output, cached)
+
+    return Job(
+        request.model, digest, prompt, latency.seconds(length), length=length, completion=output, prompts=[encoded],
+        body=lambda cached: encode(completion(*parts(cached))),
+        chunks=(lambda cached: chunks(*parts(cached))) if request.stream else None,
+    )  # fmt: skip
 
 
 def embeddings_job(call: RouteCall) -> Job:
@@ -222,16 +219,11 @@ def embeddings_job(call: RouteCall) -> Job:
 
 
 def completions_job(call: RouteCall) -> Job:
-    data = call.data
-    prompts, each = listed(data.get("prompt")), data.get("n") or 1
-
-    def made(prompt: int) -> Any:
-        texts = [echo_text(digest_of(item)) for item in prompts for _ in range(each)]
-        choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
-        used = openai_api.usage(prompt, len(choices))
-        return {"id": "cmpl-1", "object": "text_completion", "model": data.get("model"), "choices": choices, "usage": used}
-
-    return call.job(prompts, made)
+    prompts = listed(call.data.get("prompt"))
+    texts = [echo_text(digest_of(item)) for item in prompts for _ in range(call.data.get("n") or 1)]
+    choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
+    made = {"id": "cmpl-1", "object": "text_completion", "model": call.data.get("model"), "choices": choices}
+    return call.job(prompts, lambda prompt: {**made, "usage": openai_api.usage(prompt, len(choices))})
 
 
 def moderations_job(call: RouteCall) -> Job:
@@ -269,13 +261,10 @@ def decision_job(
     written = [_written(each) for each in asked]
     prompts = [f"{given}\n\n{text}".encode(errors="replace") for text in (["\n\n".join(written)] if together else written)]
     tokens = sum(map(count_tokens, prompts))
-    service = call.spec.latency.seconds(count)
-
-    def body(cached: int | None) -> bytes:
-        return encode(answer(reads, tokens, cached or 0))
-
-    model, digest = call.data.get("model"), digest_of([given, written])
-    return Job(model, digest, tokens, service, items=count, completion=count, prompts=prompts, body=body)
+    return Job(
+        call.data.get("model"), digest_of([given, written]), tokens, call.spec.latency.seconds(count), items=count, completion=count,
+        prompts=prompts, body=lambda cached: encode(answer(reads, tokens, cached or 0)),
+    )  # fmt: skip
 
 
 def _written(asked: Asked) -> str:
@@ -322,18 +311,15 @@ def openai_job(call: RouteCall, given: str, asked: list[Asked], *, refuses: bool
             for each, read in zip(asked, reads, strict=True)
         ]
         used = {
-            "input_tokens": tokens,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": len(asked),
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": tokens + len(asked),
-        }
+            "input_tokens": tokens, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": len(asked), "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": tokens + len(asked),
+        }  # fmt: skip
         return {"model": call.data.get("model"), "answers": answers, "usage": used}
 
     return decision_job(call, given, asked, answer, together=refuses)
 
 
-def _decisions(call: RouteCall) -> Job:
+def decisions_route(call: RouteCall) -> Job:
     try:
         asked = [asked_of(question) for question in call.data["questions"]]
         given = text_of(call.data["input"])
@@ -342,48 +328,27 @@ def _decisions(call: RouteCall) -> Job:
     return openai_job(call, given, asked, refuses=call.spec.kind != "vllm")
 
 
-DECISIONS: Mapping[str, Route] = {"/v1/decisions": _decisions}
-
-
 # What vLLM and SGLang have in common
 
 
-def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = inputs_of) -> Route:
-
-    def serve(call: RouteCall) -> Job:
-        items, model = items_of(call), call.data.get("model")
-        rows = [{"index": index, **row(call, item)} for index, item in enumerate(items)]
-
-        def made(prompt: int) -> Any:
-            used = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
-            if call.spec.kind == "vllm":
-                used["completion_tokens_details"] = None
-            return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
-
-        return call.job(items, made)
-
-    return serve
+def rows_job(call: RouteCall, items: list[Any], row: Callable[[Any], dict[str, Any]]) -> Job:
+    rows = [{"index": index, **row(item)} for index, item in enumerate(items)]
+    made = {"id": f"{call.path}-1", "object": "list", "created": 1, "model": call.data.get("model"), "data": rows}
+    details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+    return call.job(items, lambda prompt: {**made, "usage": {**openai_api.usage(prompt, 0), **details}})
 
 
 def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
     return {"label": call.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
 
 
-_reward_vectors = list_route(lambda call, item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
-
-
 def vector_route(call: RouteCall) -> Job:
-    return _reward_vectors(call) if call.spec.scoring.reward_vectors else embeddings_job(call)
+    if not call.spec.scoring.reward_vectors:
+        return embeddings_job(call)
+    return rows_job(call, inputs_of(call), lambda item: {"object": "embedding", "embedding": logits_of(item, call.labels)})
 
 
 # vLLM
-
-
-def _inputs(call: RouteCall) -> list[Any]:
-    items = inputs_of(call)
-    if "" in items:
-        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
-    return items
 
 
 _PAIRS = (("text_1", "queries"), ("text_2", "documents"))
@@ -394,16 +359,20 @@ def _values(call: RouteCall, item: Any) -> list[float]:
     return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
 
 
-def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
-    values = _values(call, item)
-    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+def _pooling(call: RouteCall) -> Job:
+    def row(item: Any) -> dict[str, Any]:
+        values = _values(call, item)
+        return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+
+    return rows_job(call, inputs_of(call), row)
 
 
-def _pairs(call: RouteCall) -> list[Any]:
+def _scores(call: RouteCall) -> Job:
     left, right = (listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
     if len(left) not in (1, len(right)) or len(call.labels) > 1:
         raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
-    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+    pairs = [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+    return rows_job(call, pairs, lambda pair: {"object": "score", "score": _values(call, pair)[0]})
 
 
 def _rerank(call: RouteCall) -> Job:
@@ -413,12 +382,8 @@ def _rerank(call: RouteCall) -> Job:
         {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": scores[at]}
         for at in ranked(scores)[: data.get("top_n") or len(items)]
     ]
-
-    def made(prompt: int) -> Any:
-        used = {"prompt_tokens": prompt, "total_tokens": prompt}
-        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": rows}
-
-    return call.job(items, made)
+    made = {"id": "rerank-1", "model": data.get("model"), "results": rows}
+    return call.job(items, lambda prompt: {**made, "usage": {"prompt_tokens": prompt, "total_tokens": prompt}})
 
 
 _VLLM = replace(
@@ -426,19 +391,15 @@ _VLLM = replace(
     routes={
         **OPENAI.routes,
         EMBEDDINGS: vector_route,
-        "/pooling": list_route(_pooling_row, _inputs),
-        "/classify": list_route(lambda call, item: class_row(call, _values(call, item)), _inputs),
-        **dict.fromkeys(
-            ("/score", "/v1/score"),
-            list_route(lambda call, item: {"object": "score", "score": _values(call, item)[0]}, _pairs),
-        ),
+        "/pooling": _pooling,
+        "/classify": lambda call: rows_job(call, inputs_of(call), lambda item: class_row(call, _values(call, item))),
+        **dict.fromkeys(("/score", "/v1/score"), _scores),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
     },
     status={
         **OPENAI.status,
-        "/metrics": (
-            PLAIN,
-            gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'),
+        "/metrics": gauges(
+            "vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'
         ),
     },
     health=frozenset({"/health", "/ping"}),
@@ -482,13 +443,15 @@ _SGLANG = FakeServerKind(
     routes={
         CHAT: chat_route, COMPLETIONS: completions_job, EMBEDDINGS: vector_route, "/classify": _sglang_classify,
         "/v1/rerank": _sglang_rerank,
-        "/v1/classify": list_route(lambda call, item: class_row(call, softmax(logits_of(item, call.labels)))),
+        "/v1/classify": lambda call: rows_job(
+            call, inputs_of(call), lambda item: class_row(call, softmax(logits_of(item, call.labels)))
+        ),
     },
     error=_sglang_error,
     status={
         **OPENAI.status,
         "/v1/loads": json_status(_sglang_loads),
-        "/metrics": (PLAIN, gauges("sglang:num_running_reqs sglang:num_queue_reqs sglang:token_usage", '{model_name="fake"}')),
+        "/metrics": gauges("sglang:num_running_reqs sglang:num_queue_reqs sglang:token_usage", '{model_name="fake"}'),
     },
     health=frozenset({"/health", "/health_generate", "/ready"}),
 )  # fmt: skip
@@ -545,8 +508,8 @@ def _tei_info(state: FakeEndpointState) -> Any:
     spec = state.spec
     names = {str(position): name for position, name in enumerate(spec.scoring.labels or ("LABEL_0",))}
     return {
-        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_concurrent_requests": permits_of(spec),
-        "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
+        "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_input_length": spec.scoring.max_tokens,
+        "max_concurrent_requests": spec.max_concurrency or _TEI_PERMITS, "max_batch_tokens": 16384, "max_batch_requests": None,
         "max_client_batch_size": _TEI_ITEMS, "auto_truncate": True, "version": "1.9.0",
     }  # fmt: skip
 
@@ -554,7 +517,7 @@ def _tei_info(state: FakeEndpointState) -> Any:
 _TEI = FakeServerKind(
     routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: embeddings_job},
     error=_tei_error,
-    status={"/info": json_status(_tei_info), "/metrics": (PLAIN, gauges("te_batch_next_size te_queue_size"))},
+    status={"/info": json_status(_tei_info), "/metrics": gauges("te_batch_next_size te_queue_size")},
     health=frozenset({"/health", "/ping", "/"}),
     invalid=422,
     nan=(424, "score is NaN"),

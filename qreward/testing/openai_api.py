@@ -53,9 +53,14 @@ class EmbeddingsRequest(msgspec.Struct):
             raise ValueError("'dimensions' must be from 1 to 4096")
 
     def items(self) -> list[Any]:
-        """Return the inputs as a list. A list of numbers is one input that the client has tokenised."""
-        whole = isinstance(self.input, str) or (bool(self.input) and all(isinstance(each, int) for each in self.input))
-        return [self.input] if whole else list(self.input)
+        return listed(self.input)
+
+
+def listed(given: Any) -> list[Any]:
+    """Return the items of an input. A text is one item, and so is a list of numbers, which the client has tokenised."""
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
+        return [given]
+    return given if isinstance(given, list) else []
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:

@@ -26,9 +26,9 @@ Write = Callable[[list[Any], bytes], str]  # a function that returns the text of
 RESPONDERS = ("echo", "judge")  # names of the built-in responders
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-_SMALL = {word: value for value, word in enumerate(_ONES.split())}
-_TENS = {word: 10 * value for value, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)}
-_SPOKEN = re.compile(rf"\b(?:({'|'.join(_TENS)})(?: ({'|'.join(list(_SMALL)[1:10])}))?|({'|'.join(_SMALL)}))\b")
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_WORDS = [*_ONES.split(), *(f"{ten} {one}".removesuffix(" zero") for ten in _TENS.split() for one in _ONES.split()[:10])]
+_SPOKEN = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})\b")
 _PLAIN = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3}(?!\d))?"  # 1e999999999 as a fraction would take hundreds of megabytes
 _NUMBER = re.compile(rf"(?<![\w.])([+-]?)(?:(\d+)\s+(?=\d+\s*/))?({_PLAIN})(?:\s*/\s*({_PLAIN}))?(\s*%|\s*percent\b)?")
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
@@ -55,7 +55,7 @@ def _normal(text: str) -> str:
     text = unicodedata.normalize("NFKC", text.replace("\u2212", "-")).casefold().replace("\u2044", "/")
     text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text.replace("$", ""))
     text = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).replace("'", "")
-    text = _SPOKEN.sub(lambda match: str(_TENS.get(match[1], 0) + _SMALL.get(match[2] or match[3], 0)), text)
+    text = _SPOKEN.sub(lambda match: str(_WORDS.index(match[0])), text)
     text = _PUNCTUATION.sub(" ", _NUMBER.sub(_value, text))
     words = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text).split()
     # An article alone can be the whole answer: "A" as the letter of a choice.
@@ -178,11 +178,10 @@ def writer_of(responder: str | Responder) -> Write:
 # The synthetic judge: it returns probabilities for typed questions, with known truth, bias, temperature and errors
 
 _TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
-_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_YES_OR_NO = {"yes": "1", "true": "1", "no": "0", "false": "0"}
 _LEAST = 1e-6  # smallest probability of an option, so that each probability has a logarithm
 _SPREAD = 2.0  # standard deviation of the logits of a truth that is drawn from a hash
 _REFUSED_MASS = 0.001  # share (0 to 1) of the label mass that a refused question keeps
-_NORMAL = NormalDist()
 
 
 class Asked(NamedTuple):
@@ -195,12 +194,6 @@ class Asked(NamedTuple):
     def key(self) -> str:
         """The first line of the instructions."""
         return self.text.strip().partition("\n")[0].strip()
-
-    def places(self) -> list[float]:
-        count = len(self.options)
-        if self.kind == "score":
-            return [level / max(1, count - 1) for level in range(count)]
-        return [1.0] + [0.0] * (count - 1)
 
 
 class JudgeRead(NamedTuple):
@@ -244,9 +237,10 @@ class SyntheticJudge(Policy):
 
     def read(self, text: str, asked: Asked) -> JudgeRead:
         """Answer a question about a text. Raises ``ConfigError`` if the text has a truth that does not fit the question."""
-        text = text.strip()
+        text, last = text.strip(), max(1, len(asked.options) - 1)
         logits = self.seen(text, asked)
-        biased = [(logit + self.bias * place) / self.temperature for logit, place in zip(logits, asked.places(), strict=True)]
+        favour = [self.bias * (place / last if asked.kind == "score" else place == 0) for place in range(len(logits))]
+        biased = [(logit + bias) / self.temperature for logit, bias in zip(logits, favour, strict=True)]
         refused = self.refuse > 0 and uniform("refuse", self.seed, text, asked) < self.refuse
         return JudgeRead(tuple(softmax(biased)), self.label_mass * (_REFUSED_MASS if refused else 1.0), refused)
 
@@ -271,9 +265,9 @@ def truth_of(text: str, asked: Asked) -> tuple[float, ...]:
     own, general = stated_truths(text, asked)
     if own is not None:
         return _stated(own, asked)
-    if asked.kind == "choice" and general:
-        return _best([_number(value, asked) for value in general], asked)
-    return _placed(_number(general[0], asked), asked) if general else _hashed(text, asked)
+    if not general:
+        return _hashed(text, asked)
+    return _best([_number(value, asked) for value in general], asked) if asked.kind == "choice" else _stated(general[0], asked)
 
 
 def stated_truths(text: str, asked: Asked) -> tuple[str | None, list[str]]:
@@ -285,29 +279,26 @@ def stated_truths(text: str, asked: Asked) -> tuple[str | None, list[str]]:
 
 
 @lru_cache(maxsize=1024)
-def _truths(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple(_TRUTH.findall(text)) if "truth" in text else ()
+def _truths(text: str) -> list[tuple[str, str]]:
+    return _TRUTH.findall(text) if "truth" in text else []
 
 
 def _stated(value: str, asked: Asked) -> tuple[float, ...]:
-    """Return the distribution that the value of a truth states, if the truth names its question."""
+    """Return the distribution that the value of a truth states: a number, yes or no, a level, or a choice."""
     wanted, names = value.strip().lower(), [str(option).lower() for option in asked.options]
-    if asked.kind != "yes_no":  # a prompt may show an option together with a description of the option
-        named = (
-            [name == wanted for name in names]
-            if wanted in names
-            else [name.startswith((f"{wanted}: ", f"{wanted} - ", f"{wanted} (")) for name in names]
-        )
-        if any(named):
-            return tuple(map(float, named))
+    if asked.kind == "yes_no":
+        return _placed(_number(_YES_OR_NO.get(wanted, value), asked), asked)
+    named = [name == wanted for name in names]
+    if not any(named):  # a prompt may show an option together with a description of the option
+        named = [name.startswith((f"{wanted}: ", f"{wanted} - ", f"{wanted} (")) for name in names]
+    if any(named):
+        return tuple(map(float, named))
     if asked.kind == "choice":
         raise ConfigError(f"truth={value!r} is not one of the choices of {asked.text!r}: {asked.options}")
     return _placed(_number(value, asked), asked)
 
 
 def _number(value: str, asked: Asked) -> float:
-    if asked.kind == "yes_no" and (word := _WORDS.get(value.strip().lower())) is not None:
-        return word
     try:
         number = float(value.split(maxsplit=1)[0])
     except (ValueError, IndexError):
@@ -353,18 +344,10 @@ def drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
 
 def uniform(use: str, seed: int, text: str, asked: Asked) -> float:
     """Return a number between 0 and 1 that depends only on the arguments. Among the fields of the question, only the key has an effect."""
-    digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") + 0.5) / 2**64
-
-
-@lru_cache(maxsize=4096)
-def _key(*texts: str) -> bytes:
-    digest = blake2b(digest_size=16)
-    for text in texts:
-        encoded = text.encode(errors="surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
+    encoded = [each.encode(errors="surrogatepass") for each in (text, asked.key)]
+    key = blake2b(b"".join(len(each).to_bytes(8, "big") + each for each in encoded), digest_size=16).digest()
+    return (int.from_bytes(blake2b(f"{seed}/{use}".encode(), key=key, digest_size=8).digest(), "big") + 0.5) / 2**64
 
 
 def normal(use: str, seed: int, text: str, asked: Asked) -> float:
-    return _NORMAL.inv_cdf(uniform(use, seed, text, asked))
+    return NormalDist().inv_cdf(uniform(use, seed, text, asked))

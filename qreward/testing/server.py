@@ -8,18 +8,18 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing import openai_api
-from qreward.testing.endpoint import FakeEndpointState, Slot, refuses
-from qreward.testing.kinds import DECISIONS, JSON, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.endpoint import FakeEndpointState, refuses
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
 from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.text import canonical, count_tokens, encode
+from qreward.testing.text import count_tokens
 
 HOST = "127.0.0.1"
+JSON, PLAIN = "application/json", "text/plain"
 _BACKLOG = 4096
 _MOST_BODY = 256 * 1024 * 1024
 _TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers need to end
@@ -33,6 +33,10 @@ _TRICKLE_BYTES = 16
 _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
 
 
+Due = Callable[[int], tuple[float, str | None]]  # a function that returns when a token is due, or when and how the stream fails before
+Finish = Callable[[str | None], None]
+
+
 class Fault(NamedTuple):
     """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response.
 
@@ -42,12 +46,10 @@ class Fault(NamedTuple):
     at_once: bool = False
     status: int = 200
     then: Literal["answer", "reset", "hang_up", "wait"] = "answer"
-    cut: bool = False
     body: bytes | None = None
-    content_type: str = "application/json"
-    prefix: bytes = b""
+    content_type: str = JSON
     pieces: int = 0
-    tail: bytes | None = None
+    tail: bytes | None = None  # what replaces the end of a stream; if it is empty, the body of another response is cut off too
     noise: tuple[bytes, ...] = ()
     fails: bool = True
     name: str | None = None
@@ -61,13 +63,13 @@ FAULTS: Mapping[str, Fault] = {
     "error_500": Fault(at_once=True, status=500),
     "error_503": Fault(at_once=True, status=503),
     "hang": Fault(at_once=True, then="wait"),
-    "truncated": Fault(cut=True, tail=b""),
+    "truncated": Fault(tail=b""),
     "error_in_200": Fault(body=_UPSTREAM_FAILED, tail=b"data: " + _UPSTREAM_FAILED + b"\n\n"),
-    "cut": Fault(cut=True, then="hang_up", tail=b""),
+    "cut": Fault(then="hang_up", tail=b""),
     "malformed": Fault(body=_MALFORMED, content_type="text/html", tail=b'data: {"id": "chatcmpl-\n\n'),
-    "stall": Fault(cut=True, then="wait", tail=b""),
+    "stall": Fault(then="wait", tail=b""),
     "slow_trickle": Fault(pieces=_TRICKLE_BYTES, fails=False),
-    "noise": Fault(prefix=_BLANKS, noise=_NOISE, fails=False),
+    "noise": Fault(noise=_NOISE, fails=False),
 }
 
 
@@ -80,7 +82,11 @@ class Incoming(web.BaseRequest):
 
 async def deliver(request: Incoming, body: bytes, headers: dict[str, str], fault: Fault) -> web.StreamResponse:
     """Send a response with status 200, altered by the fault."""
-    sent = body[: int(len(body) * fault.point)] if fault.cut else fault.prefix + (body if fault.body is None else fault.body)
+    sent = (
+        body[: int(len(body) * fault.point)]
+        if fault.tail == b""
+        else (_BLANKS if fault.noise else b"") + (body if fault.body is None else fault.body)
+    )
     if fault.then == "answer" and not fault.pieces:
         return web.Response(body=sent, content_type=fault.content_type, headers=headers)
     response = web.StreamResponse(headers={**headers, "Content-Type": fault.content_type, "Content-Length": str(len(body))})
@@ -137,77 +143,87 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-async def stream(
-    request: Incoming,
-    headers: dict[str, str],
-    chunks: Chunks,
-    length: int,
-    due: Callable[[int], tuple[float, str | None]],
-    fault: Fault,
-    finish: Callable[[str | None], None],
-) -> web.StreamResponse:
-    """Stream a response: send each event when its token is ``due``. Events that are due together are sent in one write."""
-    response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
-    ready = bytearray()
-
-    async def write() -> None:
-        if not response.prepared:
-            await response.prepare(request)
-        if ready:
-            await response.write(bytes(ready))
-        ready.clear()
-
-    for number in range((length if fault.tail is None else int(length * fault.point)) + 1):
-        when, failure = due(number)
-        if fault.pieces:
-            when += fault.gap * (number + 1)
-        if when > time.monotonic() or len(ready) > _MOST_AT_ONCE:
-            await write()
-            await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
-            await sleep_until(when)
-        if failure is not None:
-            finish(failure)
-            ready += chunks.failed() or b""
-            await write()
-            await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
-            return response
-        if fault.noise:
-            ready += fault.noise[number % len(fault.noise)]
-        ready += chunks.piece(number - 1, length) if number else chunks.first()
-    finish(fault.name if fault.fails else None)
-    ready += chunks.last() if fault.tail is None else fault.tail
-    await write()
-    await end(request, fault)
-    return response
+def _bound(port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setblocking(False)
+        made.bind((HOST, port))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
-class Listener:
-    """Accepts connections on a port. A listener can be closed and reopened on the same port. A closed listener refuses connections."""
+class FakeServer(FakeEndpointState):
+    """Serves one endpoint on a port."""
 
-    def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
-        self._make_protocol = make_protocol
-        self._reserved = _bound(port)
+    def __init__(self, spec: FakeEndpoint) -> None:
+        super().__init__(spec)
+        self.under_way: set[Incoming] = set()
+        self._answers = 0
+        self._web = web.Server(
+            self,  # type: ignore[arg-type] # the requests come from request_factory
+            request_factory=lambda *parts: Incoming(*parts, loop=asyncio.get_running_loop(), client_max_size=_MOST_BODY),  # type: ignore[misc]
+            handler_cancellation=True,
+            access_log=None,
+            lingering_time=0,
+        )
+        self._reserved = _bound(spec.port)  # keeps the port while the endpoint is dead
         self.port: int = self._reserved.getsockname()[1]
-        self._socket: socket.socket | None = None
+        self._listening: socket.socket | None = None
         self._connecting: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.phases_changed = self._follow_phases
+        self._follow_phases()
 
-    def open(self) -> None:
-        if self._socket is None:
-            self._socket = _bound(self.port)
-            self._socket.listen(_BACKLOG)
-            asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
+    @property
+    def kind(self) -> FakeServerKind:
+        return SERVER_KINDS[self.spec.kind]
 
-    def shut(self) -> None:
-        """Refuse new connections. Established connections stay open."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
+    # the port
 
     async def aclose(self) -> None:
-        self.shut()
+        """Stop listening, abort every connection, and wait until no task is left."""
+        self.phases_changed = lambda: None  # a request that arrives now must not open the port again
+        if self._timer is not None:
+            self._timer.cancel()
+        self._shut()
         self._reserved.close()
         await asyncio.gather(*self._connecting)
+        settle = _TURNS_TO_SETTLE
+        while settle or self._web.connections:
+            self._drop_connections()
+            await asyncio.sleep(0)
+            settle = max(0, settle - 1)
+
+    def _follow_phases(self) -> None:
+        """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
+        phase = self.phase()
+        if phase is not None and phase.behaviour == "dead":
+            self._shut()
+            for request in self.under_way:
+                if not request.dropped:
+                    self.ended_in("dead")
+            self._drop_connections()
+        elif self._listening is None:
+            self._listening = _bound(self.port)
+            self._listening.listen(_BACKLOG)
+            asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = time.monotonic()
+        change = self.timeline.next_change(now)
+        if change < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(change - now, self._follow_phases)
+
+    def _shut(self) -> None:
+        """Refuse new connections. Established connections stay open."""
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_BACKLOG):
@@ -222,82 +238,12 @@ class Listener:
 
     async def _connect(self, connection: socket.socket, listening: socket.socket) -> None:
         try:
-            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._web, connection)
         except OSError:  # the client has disconnected
             connection.close()
             return
-        if listening is not self._socket:  # shut() was called in the meantime
+        if listening is not self._listening:  # the port was shut in the meantime
             abort(transport)
-
-
-def _bound(port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setblocking(False)
-        made.bind((HOST, port))
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-class FakeServer:
-    state_class: ClassVar[type[FakeEndpointState]] = FakeEndpointState
-
-    def __init__(self, spec: FakeEndpoint) -> None:
-        self.state = self.state_class(spec)
-        self.under_way: set[Incoming] = set()
-        self._answers = 0
-        self._web = web.Server(
-            self,  # type: ignore[arg-type] # the requests come from request_factory
-            request_factory=_make_request,
-            handler_cancellation=True,
-            access_log=None,
-            lingering_time=0,
-        )
-        self._listener = Listener(self._web, spec.port)
-        self.port = self._listener.port
-        self._timer: asyncio.TimerHandle | None = None
-        self.state.phases_changed = self._follow_phases
-        self._follow_phases()
-
-    @property
-    def kind(self) -> FakeServerKind:
-        return SERVER_KINDS[self.state.spec.kind]
-
-    # the port
-
-    async def aclose(self) -> None:
-        """Stop listening, abort every connection, and wait until no task is left."""
-        self.state.phases_changed = lambda: None  # a request that arrives now must not open the port again
-        if self._timer is not None:
-            self._timer.cancel()
-        await self._listener.aclose()
-        settle = _TURNS_TO_SETTLE
-        while settle or self._web.connections:
-            self._drop_connections()
-            await asyncio.sleep(0)
-            settle = max(0, settle - 1)
-
-    def _follow_phases(self) -> None:
-        """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
-        phase = self.state.phase()
-        if phase is not None and phase.behaviour == "dead":
-            self._listener.shut()
-            for request in self.under_way:
-                if not request.dropped:
-                    self.state.ended_in("dead")
-            self._drop_connections()
-        else:
-            self._listener.open()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now = time.monotonic()
-        change = self.state.timeline.next_change(now)
-        if change < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(change - now, self._follow_phases)
 
     def _drop_connections(self) -> None:
         for request in self.under_way:
@@ -305,35 +251,33 @@ class FakeServer:
         for connection in self._web.connections:
             abort(connection.transport)
 
-    # a request
-
     async def __call__(self, request: Incoming) -> web.StreamResponse:
         try:
             return await self.respond(request)
         except ErrorResponse as error:
             headers = self._headers()
             if error.ready_at is not None:
-                headers |= hint(self.state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
+                headers |= hint(self.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
             body = error.body or self.kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def respond(self, request: Incoming) -> web.StreamResponse:
-        route = self.kind.routes.get(request.path) or (DECISIONS.get(request.path) if self.state.spec.decisions else None)
+        decides = self.spec.decisions and request.path == "/v1/decisions"
+        route = self.kind.routes.get(request.path) or (decisions_route if decides else None)
         return await (self._status(request) if route is None or request.method != "POST" else self._counted(request, route))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
-        state = self.state
         self.under_way.add(request)
         try:
-            state.counts["requests"] += 1
+            self.counts["requests"] += 1
             self._check_key(request)
-            return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), state.spec)))
+            return await self._admitted(request, route(RouteCall(self.kind, request.path, await request.read(), self.spec, self.write)))
         except ErrorResponse as error:
-            state.ended_in(error.counted)
+            self.ended_in(error.counted)
             raise
         except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
-                state.counts["disconnects"] += 1
+                self.counts["disconnects"] += 1
             if isinstance(error, ConnectionError):  # raised by a write: the client has disconnected, and a cancellation follows
                 await forever()
             raise
@@ -342,84 +286,106 @@ class FakeServer:
 
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
         """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
-        state, spec = self.state, self.state.spec
-        state.recognise(job.digest)
-        if job.model is not None and not state.serves(job.model):
+        spec = self.spec
+        self.recognise(job.digest)
+        if job.model is not None and not self.serves(job.model):
             message = self.kind.unknown.format(model=job.model, served=", ".join(spec.models))
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
-        if state.admission.full and spec.over_cap == "reject":
-            message = "Too many requests are being served; the server is full."
-            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", state.admission.next_free())
-        if (over := state.rates.admit(job.tokens)) is not None:
+        if self.admission.full and spec.over_cap == "reject":
+            message, free = "Too many requests are being served; the server is full.", min(slot.due for slot in self.admission.slots)
+            raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", free)
+        if (over := self.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
             raise ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
-        state.waiting += job.items
+        self.waiting += job.items
         try:
-            slot = await state.admission.enter()
+            slot = await self.admission.enter()
         finally:
-            state.waiting -= job.items
-        state.running += job.items
-        try:
-            return await self._served(request, job, slot)
-        finally:
-            state.running -= job.items
-            state.admission.leave(slot)
-
-    async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        state, chat, latency = self.state, job.chat, self.state.spec.latency
-        fault = await self.drawn_fault(request)
-        cached = await self._computed(job)
-        begin = time.monotonic()
-        slot.due = state.timeline.plan(begin, job.service)[0]
+            self.waiting -= job.items
+        self.running += job.items
 
         def finish(problem: str | None) -> None:
             if FAULTS.get(problem or "", NO_FAULT).then != "wait":
-                state.admission.leave(slot)
-            state.ended_in(problem, job.tokens)
+                self.admission.leave(slot)
+            self.ended_in(problem, job.tokens)
 
-        content = ""
-        if chat is not None:
-            try:
-                content = state.write(chat.messages, job.digest)
-            except Exception as error:
-                raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
-        used = openai_api.usage(job.prompt, job.completion, cached)
-        streams = chat is not None and bool(chat.stream)
-        ready, failure = state.timeline.plan(begin, latency.base if streams else job.service)
-        await sleep_until(ready)
-        if failure is not None:
-            await self._fail(request, failure)
-        if chat is not None and streams:
-            chunks = self.kind.chunks(chat, job.digest, content, used)
-            due = lambda tokens: state.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
-            return await stream(request, self._headers(), chunks, job.length, due, fault, finish)
-        body = job.body(cached) if chat is None else encode(self.kind.completion(chat, job.digest, content, used))
+        try:
+            fault = await self.drawn_fault(request)
+            cached = await self._computed(job)
+            begin, latency = time.monotonic(), self.spec.latency
+            slot.due = self.timeline.plan(begin, job.service)[0]
+            body, chunks = (job.body(cached), None) if job.chunks is None else (b"", job.chunks(cached))
+            ready, failure = self.timeline.plan(begin, job.service if chunks is None else latency.base)
+            await sleep_until(ready)
+            if failure is not None:
+                await self._fail(request, failure)
+            if chunks is not None:
+                due = lambda tokens: self.timeline.plan(begin, latency.seconds(tokens))  # noqa: E731
+                return await self._stream(request, job, chunks, due, fault, finish)
+            finish(fault.name if fault.fails else None)
+            return await deliver(request, body, self._headers(), fault)
+        finally:
+            self.running -= job.items
+            self.admission.leave(slot)
+
+    async def _stream(self, request: Incoming, job: Job, chunks: Chunks, due: Due, fault: Fault, finish: Finish) -> web.StreamResponse:
+        """Stream a response: send each event when its token is ``due``. Events that are due together are sent in one write."""
+        response = web.StreamResponse(
+            headers={**self._headers(), "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        ready = bytearray()
+
+        async def write() -> None:
+            if not response.prepared:
+                await response.prepare(request)
+            if ready:
+                await response.write(bytes(ready))
+            ready.clear()
+
+        for number in range((job.length if fault.tail is None else int(job.length * fault.point)) + 1):
+            when, failure = due(number)
+            if fault.pieces:
+                when += fault.gap * (number + 1)
+            if when > time.monotonic() or len(ready) > _MOST_AT_ONCE:
+                await write()
+                await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
+                await sleep_until(when)
+            if failure is not None:
+                finish(failure)
+                ready += chunks.failed() or b""
+                await write()
+                await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
+                return response
+            if fault.noise:
+                ready += fault.noise[number % len(fault.noise)]
+            ready += chunks.piece(number - 1, job.length) if number else chunks.first()
         finish(fault.name if fault.fails else None)
-        return await deliver(request, body, self._headers(), fault)
+        ready += chunks.last() if fault.tail is None else fault.tail
+        await write()
+        await end(request, fault)
+        return response
 
     async def drawn_fault(self, request: Incoming) -> Fault:
         """Draw the fault of a response. Respond with it if it occurs at once."""
-        name = self.state.draw()
-        fault = NO_FAULT if name is None else FAULTS[name]
-        if name is not None and fault.at_once:
+        name, faults = self.draw(), self.spec.faults
+        if name is None:
+            return NO_FAULT
+        if FAULTS[name].at_once:
             await self._fail(request, name)
-        return fault._replace(name=name, point=self.state.point(), gap=self.state.spec.faults.trickle_gap)
+        return FAULTS[name]._replace(
+            name=name, point=self.points.random() if faults.point is None else faults.point, gap=faults.trickle_gap
+        )
 
     async def _computed(self, job: Job) -> int | None:
         """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""
-        cache, chat = self.state.cache, job.chat
-        if cache is None or (chat is None and not job.prompts):
+        if self.cache is None or not job.prompts:
             return None
-        prompts = [(canonical(chat.messages), job.prompt)] if chat is not None else [(text, count_tokens(text)) for text in job.prompts]
-        try:
-            served = (cache.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
-            return sum(await asyncio.gather(*served))
-        except ValueError as error:
-            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
+        served = [self.cache.serve(job.model or "", text, count_tokens(text), job.length or 1) for text in job.prompts]
+        return sum(await asyncio.gather(*served))
 
     async def _check_phase(self, request: Incoming) -> None:
-        phase = self.state.phase()
+        phase = self.phase()
         if phase is not None and refuses(phase):
             await self._fail(request, phase.behaviour)
 
@@ -427,13 +393,13 @@ class FakeServer:
         fault = FAULTS["reset" if kind == "dead" else kind]
         if fault.then != "answer":
             if not request.dropped:
-                self.state.ended_in(kind)
+                self.ended_in(kind)
             await end(request, fault)
         message = FAILURES[fault.status]
-        raise ErrorResponse(fault.status, message, kind, "server_error", fault.status, self.state.timeline.opens(time.monotonic()))
+        raise ErrorResponse(fault.status, message, kind, "server_error", fault.status, self.timeline.opens(time.monotonic()))
 
     def _check_key(self, request: Incoming) -> None:
-        key = self.state.spec.api_key
+        key = self.spec.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
@@ -445,14 +411,10 @@ class FakeServer:
         if request.method != "GET" or path not in kind.status:
             raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
-        content_type, text = kind.status[path]
-        return web.Response(text=text(self.state), content_type=content_type, headers=self._headers())
+        text = kind.status[path](self)
+        return web.Response(text=text, content_type=JSON if text.startswith("{") else PLAIN, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1
         headers = {"x-request-id": f"req-{self._answers}"}
-        return headers | self.state.rates.headers() if self.state.spec.rate_headers else headers
-
-
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Incoming:
-    return Incoming(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=_MOST_BODY)
+        return headers | self.rates.headers() if self.spec.rate_headers else headers

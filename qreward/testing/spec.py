@@ -16,8 +16,6 @@ from qreward.settings.files import read_settings
 from qreward.settings.policies import valid_patterns
 from qreward.testing.responders import RESPONDERS, Responder, SyntheticJudge
 
-Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
-
 _RATE = Field(default=0.0, ge=0, le=1)
 _NORMAL = NormalDist()
 
@@ -103,8 +101,7 @@ class Faults(Policy):
 
     def rates(self) -> dict[str, float]:
         """Return a mapping from the name of each fault that can occur to its probability."""
-        names = type(self).model_fields.keys() - {"trickle_gap", "point", "seed"}
-        return {name: rate for name in type(self).model_fields if name in names and (rate := getattr(self, name)) > 0}
+        return {name: rate for name, rate in self if name not in ("trickle_gap", "point", "seed") and rate > 0}
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Faults:
@@ -130,7 +127,7 @@ class Phase(Policy):
         factor: factor by which ``slow`` lengthens the work.
     """
 
-    behaviour: Behaviour
+    behaviour: Literal["dead", "hang", "error_503", "error_500", "slow"]
     start: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     end: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     factor: float = Field(default=10.0, ge=1, allow_inf_nan=False)

@@ -18,11 +18,9 @@ def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:
-        escaped = json.dumps(value, sort_keys=order is not None, separators=(",", ":"))
-    try:  # a surrogate pair decodes to one character
-        return msgspec.json.encode(json.loads(escaped), order=order)
-    except UnicodeEncodeError:
-        return escaped.encode()
+        value = json.loads(json.dumps(value))  # a surrogate pair becomes one character
+        text = json.dumps(value, ensure_ascii=False, sort_keys=order is not None, separators=(",", ":"))
+        return text.encode(errors="backslashreplace")
 
 
 def canonical(value: Any) -> bytes:

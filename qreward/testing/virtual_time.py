@@ -95,7 +95,8 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
         with replaced_time(_LoopTime(loop)):
             value = runner.run(main)
             runner.run(cancel_timers())
-        runner.run(_settle())
+        for _ in range(3):  # loop iterations that a cancelled task needs to end
+            runner.run(asyncio.sleep(0))
         left = [*map(_described, asyncio.all_tasks(loop)), *map(repr, loop.timers())]
     if left:
         raise AssertionError(f"{len(left)} tasks and timers are left behind: {'; '.join(sorted(left)[:10])}")
@@ -126,11 +127,6 @@ class _LoopTime(Time):
         if report is not None:
             report()
         return True
-
-
-async def _settle() -> None:
-    for _ in range(3):  # loop iterations that a cancelled task needs to end
-        await asyncio.sleep(0)
 
 
 def _waiting() -> str:

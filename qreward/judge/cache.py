@@ -62,7 +62,7 @@ class Cache:
         inherited = self.__dict__.get("_worker")
         self._lock, self.busy = threading.Lock(), threading.Lock()
         self._pending: list[CacheEntry] = []
-        self._worker = ThreadPoolExecutor(1, "qreward-judge-cache")  # starts its thread with the first use
+        self._worker = _new_worker()
         self._file: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
@@ -71,29 +71,30 @@ class Cache:
         """Return the answers for these pairs of key and model, if an endpoint has sent their fingerprint last."""
         if not keys:
             return {}
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._select, keys)  # runs after pending writes
+        with self._lock:
+            found = self._worker.submit(self._select, keys)  # runs after pending writes
+        return await asyncio.wrap_future(found)
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
         with self._lock:
             self._pending.append(entry)
-            is_first = len(self._pending) == 1
-        if is_first:
-            self._worker.submit(self._flush)
+            if len(self._pending) == 1:
+                self._worker.submit(self._flush)
 
     def close(self) -> None:
-        """Write pending answers and close the file. The call blocks. The next use opens the file again."""
-        self._worker.submit(self._close_file).result()
+        """Write pending answers, close the file and end the thread. The call blocks. The next use opens the file again."""
+        with self._lock:
+            worker, self._worker = self._worker, _new_worker()
+        worker.shutdown()
+        with self.busy:
+            self.shut()
 
     def shut(self) -> None:
         """Close the file. The caller must hold ``busy``."""
         finalizer, self._finalizer, self._file = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
-
-    def _close_file(self) -> None:
-        with self.busy:
-            self.shut()
 
     def _select(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
         found: dict[bytes, ModelReply] = {}
@@ -146,6 +147,10 @@ class Cache:
         if not self._unusable:
             self._unusable = True
             LOG.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
+
+
+def _new_worker() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "qreward-judge-cache")  # starts its thread with the first use
 
 
 _CACHES: weakref.WeakSet[Cache] = weakref.WeakSet()

@@ -66,9 +66,11 @@ class Spending:
 
     def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
         """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
+        price = self._prices.get(endpoint or "")
         if endpoint is not None and usage is None:
-            self._silent = endpoint
-        elif usage is not None and (price := self._prices.get(endpoint or "")) is not None:
+            counts = self.budget is not None and self.budget.tokens is not None
+            self._silent = endpoint if counts or price is not None else self._silent
+        elif usage is not None and price is not None:
             cost = dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
             usage = msgspec.structs.replace(usage, cost=cost)
         if attempts and (lost := sum(each.outcome not in ACCOUNTED for each in attempts)):

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -413,3 +414,19 @@ def test_what_servers_say_oddly_of_themselves_is_no_obstacle() -> None:
     odd: list[Any] = [None, 1, 1.5, [], {}, {"weight_version": None}, {"weight_version": {"x": 1}}, "\ud800"]
     texts = [fingerprint_of(one, other, third) for one in odd for other in odd for third in odd]
     assert all(text.encode() for text in texts)
+
+
+def test_a_closed_judge_has_no_thread_and_can_be_used_again(tmp_path: Path) -> None:
+    def threads() -> int:
+        return sum("judge-cache" in thread.name for thread in threading.enumerate())
+
+    async def run() -> None:
+        async with client_of(JudgeBackend(always(score(5)))) as client:
+            judge = Judge(client, model=MODEL, cache=tmp_path / "answers.db")
+            for cached_answers in (False, True):
+                assert (await judge.score(*QUESTION)).cached is cached_answers
+                assert threads() == 1
+                await judge.aclose()
+                assert threads() == 0
+
+    asyncio.run(run())

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, QUESTION, JudgeBackend, Sent, always, broken, client_of, endpoint, in_turn, judge_over, judging, score
+from judge_tools import (
+    MODEL,
+    QUESTION,
+    JudgeBackend,
+    Sent,
+    always,
+    answer,
+    broken,
+    client_of,
+    endpoint,
+    in_turn,
+    judge_over,
+    judging,
+    score,
+)
 
 from qreward.errors import BudgetExceeded, ConfigError, InvalidResponse, RequestTimeout
 from qreward.judge import Cascade, Judge
 from qreward.records import Usage, added
+from qreward.scheduler.outcome import Answer
+from qreward.settings.policies import Endpoint
 from qreward.testing.virtual_time import run_in_virtual_time
 
 PRICED = endpoint(price=(1e6, 2e6))  # 10 prompt and 5 completion tokens cost 20 dollars
@@ -135,3 +152,20 @@ def test_wrong_budgets_are_refused_before_a_request() -> None:
         with pytest.raises(ConfigError, match=said):
             judging(backend, lambda judge: judge.score(*QUESTION), where, budget=budget)
     assert backend.sent == []
+
+
+def test_answers_without_token_counts_end_a_budget_in_dollars_only_if_their_endpoint_has_a_price() -> None:
+    class Silent(JudgeBackend):
+        async def send(self, endpoint: Endpoint, call: Any) -> Any:
+            body = json.loads(answer(score(7)))
+            del body["usage"]
+            return Answer(call.codec.decode(json.dumps(body).encode(), call))
+
+    async def use(judge: Judge) -> Any:
+        return await judge.batch_score(ITEMS)
+
+    priced = endpoint("priced", models=["another"], price=(1.0, 1.0))
+    for price, budget, all_done in ((None, 100.0, True), ((1.0, 1.0), 100.0, False), (None, {"cost": 100, "tokens": 10**9}, False)):
+        batch = judging(Silent(always("")), use, endpoint(slots=1, price=price), priced, budget=budget)
+        assert (batch.stats.ok == len(ITEMS)) is all_done, (price, budget)
+        assert {type(error) for error in batch.errors.values()} <= {BudgetExceeded}

@@ -168,7 +168,8 @@ class FailurePolicy:
         if rule.other_source_only:
             task.unfit = (*task.unfit, source)
             task.tries += rule.charged
-            task.refusals += failure.kind not in NO_REFUSAL and not isinstance(failure.error, AuthenticationFailed)
+            by_content = failure.hurts_health and failure.kind not in NO_REFUSAL  # not the way of a server, whatever is sent
+            task.refusals += by_content and not isinstance(failure.error, AuthenticationFailed)
             pool, unfit = task.pool, task.unfit
             fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
             again = fit and task.refusals < MOST_UNFIT and task.tries < self._retry.attempts

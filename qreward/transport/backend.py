@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -185,6 +186,7 @@ class EndpointConnection:
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
         self.unended: dict[str, int] = {}  # model -> number of streams, each begun after the one before, that ended with [DONE] alone
+        self.trials: dict[str, float] = {}  # model without endings -> time from which one more of its streams is sent
         self.info: Load | None = None
         self.in_flight = 0
         root = server_root(endpoint.base_url)
@@ -323,9 +325,12 @@ MOST_UNENDED = 2
 model is taken to send none. Streams at the same time count once, because those that a gateway cuts and closes with ``[DONE]`` end first."""
 ENDS = -1
 """Stands in ``unended`` for a model whose streams had a ``finish_reason``."""
+TRIAL_AFTER = 60.0
+"""Seconds for which an endpoint is sent no stream of a model for which it seems to send no ``finish_reason``: each is paid and fails."""
 MOST_MODELS = 1000
 """Maximum number of models in ``unended``. The number is bounded, because the names come from callers."""
 
+_UNENDED = "[DONE] came without a finish_reason, so the answer may be cut; do not stream from a server that never sends one"
 _OPTIONS = "stream_options"
 _DONE = b"[DONE]"
 _BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
@@ -465,11 +470,10 @@ class ChatStream:
             self._learn(ENDS)
         if not (assembly.ended or not codec.failures if well else self._finished()):
             if self._done:
-                text = "[DONE] came without a finish_reason, so the answer may be cut; do not stream from a server that never sends one"
                 unended = connection.unended.get(self._call.model, 0)
                 if unended != ENDS:
                     unended = self._learn(max(unended, self._unended + 1))
-                failure = self._failure(Ignored(text) if unended >= MOST_UNENDED else Malformed(text), b"")
+                failure = self._failure(Ignored(_UNENDED) if unended >= MOST_UNENDED else Malformed(_UNENDED), b"")
                 failure.hurts_health = unended == ENDS  # it may be the way of this model, while the endpoint serves others well
                 return failure
             what = "too few choices" if assembly.ended else "no finish_reason"
@@ -489,8 +493,11 @@ class ChatStream:
     def _learn(self, unended: int) -> int:
         known, model = self._connection.unended, self._call.model
         if model not in known and len(known) >= MOST_MODELS:
-            del known[next(iter(known))]
+            self._connection.trials.pop(oldest := next(iter(known)), None)
+            del known[oldest]
         known[model] = unended
+        if unended >= MOST_UNENDED:
+            self._connection.trials[model] = monotonic() + TRIAL_AFTER
         return unended
 
     def _finished(self) -> bool:
@@ -506,6 +513,12 @@ class ChatStream:
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
     cap, unended = connection.endpoint.max_response_bytes, connection.unended.get(call.model, 0)
+    if unended >= MOST_UNENDED:
+        if (now := monotonic()) < connection.trials[call.model]:
+            failure = connection.failed(Reply(200, {}, b""), call).by_body(Ignored(_UNENDED))
+            failure.hurts_health = False
+            return failure
+        connection.trials[call.model] = now + TRIAL_AFTER
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in OTHER_BODY

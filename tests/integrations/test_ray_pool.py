@@ -307,6 +307,21 @@ async def test_close_without_draining_fails_everything_and_kills_the_actors(ray:
     assert len(ray.actors) == 1
 
 
+async def test_close_without_draining_fails_batches_that_have_not_begun(ray: FakeRay) -> None:
+    pool, busy_loop = ScorerPool(Scorer), threading.Event()
+    await pool([])
+    assert pool._actors is not None
+    pool._actors.loop.call_soon_threadsafe(busy_loop.wait, 10)
+    calls = [asyncio.ensure_future(pool(["wait"])) for _ in range(3)]
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(pool.close(drain=False))
+    await asyncio.sleep(0)
+    busy_loop.set()
+    async with asyncio.timeout(10):
+        assert kinds(await asyncio.gather(*calls, return_exceptions=True)) == [ClientClosed] * 3
+        await closing
+
+
 def test_several_loops_share_the_actors(ray: FakeRay) -> None:
     pool = ScorerPool(Scorer, actors=2)
     asyncio.run(pool([]))

@@ -80,8 +80,7 @@ def test_a_fault_in_the_file_is_logged_once_and_changes_nothing(tmp_path: Path, 
     with caplog.at_level(logging.WARNING, "qreward.schedule"):
         assert (look(), look(), names()) == (False, False, ["a"])
     (record,) = caplog.records
-    assert f"{file}, line" in record.getMessage()
-    assert "did you mean 'model'" in record.getMessage()
+    assert f"{file}: judge: unknown setting 'modle'; did you mean 'model'?" in record.getMessage()
     assert record.getMessage().endswith("nothing was changed")
 
 

@@ -111,6 +111,11 @@ def test_the_path_in_a_settings_file_is_beside_the_file(tmp_path: Path) -> None:
             RewardConfig(reward_model="m", verdicts=wrong)  # type: ignore[arg-type]
 
 
+def test_a_path_in_a_home_that_is_not_known_is_refused_before_anything_is_paid() -> None:
+    with pytest.raises(ConfigError, match=r"verdicts\.path: begins with a home directory that is not known"):
+        RewardConfig(reward_model="m", verdicts="~nobody-of-this-name/verdicts.jsonl")
+
+
 async def test_the_report_says_what_a_step_was_worth_and_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "verdicts.jsonl"
     made = rewarder(path)

@@ -9,9 +9,9 @@ import pytest
 from scheduler_driver import ERRORS, Driver, failure
 from scheduler_warm import awaited, live
 
-from qreward.errors import BadRequest, ClientClosed, RequestTimeout
+from qreward.errors import BadRequest, ClientClosed, InvalidResponse, RequestTimeout
 from qreward.scheduler.failure_policy import MOST_TRAIL, RULES, backoff, rule_for
-from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Retry
 
 K = FailureKind
@@ -60,6 +60,15 @@ def test_failures_that_are_not_the_fault_of_a_source_leave_it_in_service() -> No
         if driver["a"].health.in_service != serves:
             found[kind, alone] = driver["a"].health.in_service
     assert not found
+
+
+def test_sources_that_serve_no_task_of_a_model_do_not_keep_it_from_another_source() -> None:
+    for by_content, ends_at in ((True, 2), (False, 5)):
+        driver = Driver(dict.fromkeys("abcde", 1))
+        task = driver.submit()
+        while task.attempt is not None:
+            driver.end(task.attempt, Failure(K.UNSUITABLE, InvalidResponse("not like this"), hurts_health=by_content), 0.01)
+        assert len(driver.path(task)) == ends_at
 
 
 def test_a_task_that_runs_out_of_time_at_one_source_after_the_other_is_held_against_the_first_alone() -> None:

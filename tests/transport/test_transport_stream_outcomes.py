@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from openai.types.chat import ChatCompletion
 from shared_tools import PATIENCE, completion, each
@@ -31,6 +32,7 @@ from transport_server import ENGINES, Connection, Request, Script, always, answe
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
+from qreward.transport import backend as backend_module
 from qreward.transport.backend import ChatStream
 
 COMPLETE = {
@@ -108,6 +110,32 @@ async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_nev
     assert await kinds(*[cut] * 8, at_once=True) == [passing] * 8, "these end before whole answers that began at the same time"
     assert await kinds(WHOLE, *[cut] * 5) == [None, *[(FailureKind.TRANSIENT, True)] * 5], "this server sends endings"
     assert await kinds(WHOLE, *[cut] * 5, models="gbcbcb") == [None, passing, passing, never, never, never]
+
+
+async def test_a_server_that_never_sends_an_ending_for_a_model_is_sent_one_more_stream_of_it_each_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, sent = 0.0, 0
+    monkeypatch.setattr(backend_module, "monotonic", lambda: now)
+
+    async def script(_: Request, connection: Connection) -> None:
+        nonlocal sent
+        sent += 1
+        await connection.send(sse(said("yes") + (DONE if now < 120.0 else ENDED + DONE)))
+
+    async with backend_to(script) as (_, endpoint, backend):
+
+        async def kinds(model: str = "m") -> list[FailureKind | None]:
+            found = [(await ask(backend, endpoint, replace(call(), model=model)))[1] for _ in range(5)]
+            return [each.kind if isinstance(each, Failure) else None for each in found]
+
+        never = FailureKind.UNSUITABLE
+        assert (await kinds(), sent) == ([FailureKind.TRANSIENT, *[never] * 4], 2)
+        now = 60.0
+        assert (await kinds(), sent) == ([never] * 5, 3)
+        now = 120.0
+        assert (await kinds("other"), sent) == ([None] * 5, 8)
+        assert (await kinds(), sent) == ([None] * 5, 13)
 
 
 def test_an_ending_that_means_a_cut_or_a_failure_stays_even_if_another_one_follows() -> None:

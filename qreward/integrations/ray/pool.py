@@ -520,6 +520,8 @@ class Actors:
         self._keepers = [self.loop.create_task(self._keep_running(number)) for number in range(self._config.actors)]
 
     async def score(self, columns: tuple[Sequence[Any], ...]) -> Any:
+        if self._abandoned:  # before this batch began
+            raise ClientClosed(CLOSED)
         task = asyncio.current_task()
         assert task is not None
         self._batches.add(task)

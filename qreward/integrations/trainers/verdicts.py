@@ -15,7 +15,7 @@ from time import time
 from typing import Any
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.codec import encoded
@@ -94,6 +94,14 @@ class VerdictsConfig(Policy):
     path: str = Field(min_length=1)
     contents: bool = False
 
+    @field_validator("path")
+    @classmethod
+    def _expanded(cls, value: str) -> str:
+        try:
+            return str(Path(value).expanduser())
+        except RuntimeError:
+            raise ValueError("begins with a home directory that is not known; write the whole path") from None
+
 
 _FAILED: set[str] = set()
 """Paths to which judgements could not be written."""
@@ -119,7 +127,7 @@ def write_verdicts(config: VerdictsConfig, judged: Iterable[tuple[Mapping[str, A
             answers = [] if verdict is None else [vote.text for vote in verdict.votes]
             line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
         lines.append(encoded(line) + b"\n")
-    path = Path(config.path).expanduser()
+    path = config.path
     try:
         handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -131,9 +139,9 @@ def write_verdicts(config: VerdictsConfig, judged: Iterable[tuple[Mapping[str, A
         finally:
             os.close(handle)
     except OSError as error:
-        if str(path) not in _FAILED:
-            _FAILED.add(str(path))
-            _log.warning("the verdicts cannot be written to %r, and are lost: %s", str(path), error.strerror)
+        if path not in _FAILED:
+            _FAILED.add(path)
+            _log.warning("the verdicts cannot be written to %r, and are lost: %s", path, error.strerror)
 
 
 _NO_VERDICT = "is no verdict of a trainer; to compare judges on items, name them with --config"

@@ -40,7 +40,9 @@ _LEADS = re.compile(_LEAD, re.IGNORECASE)
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _ENDS = rf"(?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})"
 _RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?")
-_BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\bon an? $", re.IGNORECASE)
+_BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\b(?:on|using|with|in) (?:an?|the) $", re.IGNORECASE)
+_CHANGE = re.compile(r"[^(\[]*\bfrom ", re.IGNORECASE)
+"""The beginning of a range that is a change, as in "from 10 to 8", if its end is the lower number."""
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS, _CHOICE_LABELS = phrases("score_labels"), phrases("choice_labels")
@@ -61,6 +63,7 @@ _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|o
 
 _TASK = any_word(vocabulary("task"), "=")
 _NEGATION = any_word(vocabulary("negation"))
+_LOSES = any_word(vocabulary("loses"))
 _SUPPOSED = any_word(vocabulary("supposed"))
 _NOT_OWN = any_word(
     *map(vocabulary, ("condition", "not_quite", "judged_text", "shows")),
@@ -199,19 +202,24 @@ class TextReader:
         made = self._conclusion.search(words)
         if made is None or self._stated(made) == value or {*_LETTER.findall(words)} != {made["option"] or made["chosen"]}:
             return False
-        return not _NEGATION.search(re.split("[,;:]", words[: made.end()])[-1])
+        clause = re.split("[,;:]", words[: made.end()])[-1]
+        return not (_NEGATION.search(clause) or _LOSES.search(clause))
 
     def _check_scale(self, before: str, previous: str = "") -> None:
         """Raise :class:`Unreadable` if the words of a verdict, or the ``previous`` sentence, name another scale than that of the score. The
-        previous sentence must be about the judge's own score: the judged text may be about a scale, as any other sentence may."""
+        previous sentence may be about a scale of the judged text, if its words name this text and not the judge's own score."""
         if self._options is not None:
             return
-        of_rating = (_BEFORE_SCALE, PERSON, self._judging)
-        of_previous = self._ends.finditer(previous)
-        spans = [span for span in of_previous if any(words.search(previous[: span.start()]) for words in of_rating)]
-        for span in (*spans, *self._ends.finditer(before)):
+
+        def of_rating(span: re.Match[str]) -> bool:
+            words = previous[: span.start()]
+            own = any(pattern.search(words) for pattern in (_BEFORE_SCALE, PERSON, self._judging))
+            return own or (span["scale"] is not None and not NAMES_ANOTHER.search(words))
+
+        for span in (*filter(of_rating, self._ends.finditer(previous)), *self._ends.finditer(before)):
             low, high = float(span["low"] or 0), float(span["high"])
-            is_no_scale = not span["scale"] and (low > high or is_level(low, high, self._scale))  # low > high: "from 10 to 8"
+            is_change = low > high and _CHANGE.match(span[0])
+            is_no_scale = not span["scale"] and (is_change or is_level(low, high, self._scale))
             if not is_no_scale and not spans_scale(low, high, self._scale):
                 raise Unreadable("The answer names another scale beside its score.")
 
@@ -333,7 +341,7 @@ class TextReader:
                     rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}", re.IGNORECASE
                 )
             )
-            settles = rf"(?:(?:{phrases('chosen')}) is|{phrases('goes_with')}) (?:now |still |clearly |therefore )?"
+            settles = rf"(?:\bis|{phrases('goes_with')}) (?:now |still |clearly |therefore )?"
             self._conclusion = re.compile(
                 rf"^(?P<option>(?-i:[AB]))[.!]*$|{settles}{noun}(?P<chosen>(?-i:[AB]))(?= ?(?:[.!,;:]|$))", re.IGNORECASE
             )

@@ -120,6 +120,9 @@ def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
         *(("7", f"It explains the {text} well.\nRating: [[7]]") for text in ("SAT score (400-1600)", "final score (3-1)", "pH scale 0-14")),
         ("none", "It is rated on a scale of 1 to 20.\nRating: [[7]]"),
         ("none", "My rating scale is 6 to 9.\nRating: [[7]]"),
+        *(("none", f"{text}\n[[4]]") for text in ("Using a scale of 1 to 5:", "Evaluation scale: 1-5", "The requested scale is 1 to 5.")),
+        *(("none", f"{text}\nRating: [[4]]") for text in ("The text is assessed using a scale of 1 to 5.", "Helpfulness, scale 1-5:")),
+        *(("none", f"{text}: [[2]]") for text in ("Rating (5-1)", "Score (from 5 to 1)", "Score 5-1")),
     ]
     for low, top, expected in ((1, 20, "none"), (3, 10, "none"), (0, 10, "7"), (1, 10, "7")):
         span = f"{low}-{top}"
@@ -209,6 +212,7 @@ def test_reasons_may_follow_a_verdict_on_a_pair_and_nothing_that_revises_it() ->
         "It is not close: the winner is B.": False,
         "Reason: The better answer is B.": False,
         "I'd stick with B.": False,
+        **dict.fromkeys((f"The {better} is B." for better in ("most helpful response", "more accurate one", "one without errors")), False),
         "I hope this helps!": True,
         "Assistant B is better.": False,
         "B ist besser.": False,

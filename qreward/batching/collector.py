@@ -117,7 +117,7 @@ class Collector:
             taking = len(items)
         else:
             sizes = accumulate(item.cost for item in islice(items, max_items))
-            taking = sum(1 for _ in takewhile(limit.__ge__, sizes)) or min(max_items, 1)
+            taking = sum(1 for _ in takewhile(lambda size: size <= limit, sizes)) or min(max_items, 1)
         if measure is not None:  # the size of a list may differ from this sum: for example, if items are padded to the longest
             with suppress(Exception):
                 while taking > 1 and measure(items[:taking]) > limit:

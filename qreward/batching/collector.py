@@ -124,7 +124,8 @@ class Collector:
                     taking -= 1
                 while taking < len(items) and measure(items[: taking + 1]) <= limit:
                     taking += 1
-        taken, queue.items = items[:taking], items[taking:]
+        taken = items[:taking]
+        del items[:taking]  # in place, which copies no references: many more items may wait
         for item in taken:
             item.place = TAKEN
         self.waiting -= taking

@@ -117,14 +117,15 @@ class Collector:
             taking = len(items)
         else:
             sizes = accumulate(item.cost for item in islice(items, max_items))
-            taking = sum(1 for _ in takewhile(limit.__ge__, sizes)) or min(max_items, 1)
+            taking = sum(1 for _ in takewhile(lambda size: size <= limit, sizes)) or min(max_items, 1)
         if measure is not None:  # the size of a list may differ from this sum: for example, if items are padded to the longest
             with suppress(Exception):
                 while taking > 1 and measure(items[:taking]) > limit:
                     taking -= 1
                 while taking < len(items) and measure(items[: taking + 1]) <= limit:
                     taking += 1
-        taken, queue.items = items[:taking], items[taking:]
+        taken = items[:taking]
+        del items[:taking]  # in place, which copies no references: many more items may wait
         for item in taken:
             item.place = TAKEN
         self.waiting -= taking

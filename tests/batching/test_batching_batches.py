@@ -144,6 +144,22 @@ async def test_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> 
     assert now() == 101
 
 
+async def test_sizes_that_are_no_integers_fill_batches_with_few_calls_and_within_the_limit() -> None:
+    calls: list[int] = []
+
+    def tokens(items: list[int]) -> float:
+        calls.append(len(items))
+        if len(items) > 40:
+            raise ZeroDivisionError
+        return 2.5 * len(items)
+
+    noted = Noted()
+    found = await asyncio.gather(*map(BatchQueue(noted, max_batch_size=100, batch_size_fn=tokens).submit, range(100)))
+    assert found == [*range(100)]
+    assert noted.sizes == [40, 40, 20]
+    assert len(calls) < 110
+
+
 async def test_a_size_function_that_raises_or_gives_no_number_is_the_error_of_that_caller_alone() -> None:
     noted = Noted()
     queue = BatchQueue(noted, batch_size_fn=lambda items: sum(map(len, items)))

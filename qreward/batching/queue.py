@@ -144,7 +144,7 @@ class BatchQueue(Generic[T, R]):
             for item in pending:
                 worker.abandon(item)
             raise
-        return [(item.future.exception() or item.future.result()) if isinstance(item, Item) else item for item in added]
+        return [_outcome(item.future) if isinstance(item, Item) else item for item in added]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item, as ``submit`` does, and return its stream. The function must be an async generator.
@@ -297,6 +297,12 @@ async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
     while worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
         await asyncio.wait([waiting], timeout=LOOP_CHECK_INTERVAL)
     waiting.cancel()
+
+
+def _outcome(future: asyncio.Future[Any]) -> Any:
+    """Return the result of a future that is done, or its exception."""
+    error = future.exception()
+    return future.result() if error is None else error
 
 
 def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:

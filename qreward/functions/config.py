@@ -217,7 +217,7 @@ class ScheduleConfig(Policy):
         with _changing:
             before = self.__dict__
             after = type(self)(**{**before, **changes}).__dict__
-            changed = frozenset(name for name in changes if not same(before[name], after[name]))
+            changed = frozenset(name for name in after if not same(before[name], after[name]))
             if stuck := sorted(changed & FIXED):
                 text = f"{stuck[0]}: cannot be changed while the function is in use; set it in code"
                 raise with_faults([((stuck[0],), text)], lambda _: f"{type(self).__name__}: ")

@@ -81,7 +81,7 @@ class BatchQueue(Generic[T, R]):
         """Begin without items and with counters of zero, also in a forked child. Returns what the child inherited."""
         inherited = self.__dict__.copy()
         self.counters = BatchCounters()
-        self._workers: dict[Hashable, LoopWorker] = {}  # of each event loop, or of each event loop and instance
+        self._workers: dict[asyncio.AbstractEventLoop, dict[int, LoopWorker]] = {}  # by event loop, and in it by the id of the instance
         self._lock = threading.Lock()
         return inherited
 
@@ -144,7 +144,7 @@ class BatchQueue(Generic[T, R]):
             for item in pending:
                 worker.abandon(item)
             raise
-        return [(item.future.exception() or item.future.result()) if isinstance(item, Item) else item for item in added]
+        return [_outcome(item.future) if isinstance(item, Item) else item for item in added]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item, as ``submit`` does, and return its stream. The function must be an async generator.
@@ -261,21 +261,25 @@ class BatchQueue(Generic[T, R]):
 
     def loop_workers(self) -> list[LoopWorker]:
         """Return the workers of all event loops that are not closed."""
-        return [worker for worker in list(self._workers.values()) if not worker.loop.is_closed()]
+        everywhere = [worker for workers in list(self._workers.values()) for worker in list(workers.values())]
+        return [worker for worker in everywhere if not worker.loop.is_closed()]
 
     def _here(self, instance: Any = None) -> LoopWorker:
         """Return the worker of the running event loop. Each instance has a worker of its own, which is freed with the instance."""
         loop = asyncio.get_running_loop()
-        place: Hashable = loop if instance is None else (loop, id(instance))
-        worker = self._workers.get(place)
-        if worker is None:
+        workers = self._workers.get(loop)
+        if workers is None:
             with self._lock:
-                for dead in [known for known, its in self._workers.items() if its.loop.is_closed()]:
-                    if (finalizer := self._workers.pop(dead).finalizer) is not None:
-                        finalizer.detach()  # it would keep the closed event loop alive
-                worker = self._workers[place] = LoopWorker(self, loop)
+                for dead in [known for known in self._workers if known.is_closed()]:
+                    for its in list(self._workers.pop(dead).values()):  # a copy, because any thread may free an instance meanwhile
+                        if its.finalizer is not None:
+                            its.finalizer.detach()  # it would keep the closed event loop alive
+                workers = self._workers[loop] = {}
+        worker = workers.get(id(instance))
+        if worker is None:
+            worker = workers[id(instance)] = LoopWorker(self, loop)
             if instance is not None:
-                worker.finalizer = weakref.finalize(instance, self._workers.pop, place, None)
+                worker.finalizer = weakref.finalize(instance, workers.pop, id(instance), None)
                 worker.finalizer.atexit = False
         return worker
 
@@ -293,6 +297,12 @@ async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
     while worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
         await asyncio.wait([waiting], timeout=LOOP_CHECK_INTERVAL)
     waiting.cancel()
+
+
+def _outcome(future: asyncio.Future[Any]) -> Any:
+    """Return the result of a future that is done, or its exception."""
+    error = future.exception()
+    return future.result() if error is None else error
 
 
 def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:

@@ -31,7 +31,16 @@ PARAMETERS = (
 )  # fmt: skip
 """The parameters of ``schedule`` in 0.1.7, in their order."""
 
-_ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
+_ZERO_MEANT = {  # parameter -> what its 0 did in 0.1.7, as a value of today
+    "timeout": None,
+    "hedged_request_time": None,
+    "limit_size": None,
+    "circuit_breaker_threshold": None,
+    "circuit_breaker_recovery": 1e-6,  # the next call is let through
+    "adaptive_latency_threshold": None,
+    "adaptive_limit_min": 1,
+    "speed_up_max_multiply": 1,
+}
 _OLD_DEFAULTS = {  # parameter -> its default in 0.1.7, if that has changed, and the parameter without which it has no effect
     "hedged_request_max_times": (2, "hedged_request_time"),
     "speed_up_max_multiply": (5, "retry_times"),
@@ -42,14 +51,24 @@ _OLD_DEFAULTS = {  # parameter -> its default in 0.1.7, if that has changed, and
 def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of ``qreward.ScheduleConfig`` that correspond to settings of 0.1.7."""
     new = {name: value for name, value in old.items() if name != "adaptive_window_seconds"}
-    new |= {name: None for name in _ZERO_WAS_OFF if new.get(name) == 0}
-    if new.get("speed_up_max_multiply") == 0:
-        new["speed_up_max_multiply"] = 1
+    new |= {name: meaning for name, meaning in _ZERO_MEANT.items() if _is_zero(new.get(name))}
+    for name in ("hedged_request_max_times", "hedged_request_proportion"):
+        if _is_zero(new.get(name)):  # no hedges
+            del new[name]
+            new["hedged_request_time"] = None
     if "exception_types" in new:
         types = _types(new["exception_types"])
         named = tuple(kind for kind in types if not isinstance(kind, type) or issubclass(kind, Exception))
         new["exception_types"] = Exception if Exception in types or BaseException in types else named or Exception
     return new
+
+
+def _is_zero(value: Any) -> bool:
+    """Return True also for a text, as in the environment."""
+    try:
+        return float(value) == 0
+    except (TypeError, ValueError):
+        return False
 
 
 def _types(types: Any) -> tuple[Any, ...]:
@@ -165,6 +184,7 @@ class OldConfigWatcher(ConfigWatcher):
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
         ask = {"file": None, "env": _environment, "callback": callback}[source]
         super().__init__(config, file=file_path if source == "file" else None, callback=ask, poll_interval=poll_interval)
+        self._in_code = {}  # a parameter that the source no longer sets keeps its value
         self._cooldown, self._changed_at = cooldown, -inf
 
     def _check(self, stopping: Event | None) -> bool:
@@ -218,6 +238,8 @@ class PriorityTaskQueue:
     """
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
+        if starvation_threshold < 0:
+            raise ConfigError("starvation_threshold must be >= 0")
         self._threshold = starvation_threshold or inf
         self._numbers = count()
         self._waiting: dict[int, tuple[int, float, Any]] = {}

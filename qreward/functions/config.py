@@ -114,8 +114,8 @@ class ScheduleConfig(Policy):
         limit_size: rate limit: maximum number of tries per key that begin in any ``limit_window`` seconds.
         limit_window: length of the window in seconds; with ``limit_size``.
         key_func: function that receives the arguments of a call and returns the key of the call. Each key has its own rate limit and
-            circuit breaker. With None, all calls share one rate limit and one circuit breaker. ``key_func`` cannot be
-            changed.
+            circuit breaker. With None, all calls share one rate limit and one circuit breaker. Errors show a key only if it is a
+            number or a short word, because it may be an API key. ``key_func`` cannot be changed.
         max_concurrency: maximum number of tries running at once.
         hedged_request_time: seconds after which a hedge (a second try) is started while the first try still runs (Dean and Barroso, "The
             Tail at Scale", CACM 2013). A percentile such as ``"p95"`` is computed from the times of the function's own tries.
@@ -217,7 +217,7 @@ class ScheduleConfig(Policy):
         with _changing:
             before = self.__dict__
             after = type(self)(**{**before, **changes}).__dict__
-            changed = frozenset(name for name in changes if not same(before[name], after[name]))
+            changed = frozenset(name for name in after if not same(before[name], after[name]))
             if stuck := sorted(changed & FIXED):
                 text = f"{stuck[0]}: cannot be changed while the function is in use; set it in code"
                 raise with_faults([((stuck[0],), text)], lambda _: f"{type(self).__name__}: ")

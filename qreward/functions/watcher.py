@@ -73,10 +73,10 @@ class ConfigWatcher:
         self._callback = options.callback("callback", callback)
         self._on_error = options.callback("on_error", on_error)
         self._target, self._config = target, config if isinstance(config, ScheduleConfig) else None
-        self._in_code = {} if self._config is None else self._config.snapshot()
+        self._in_code: dict[str, Any] = {} if self._config is None else self._config.snapshot()
         self._applied: frozenset[str] = frozenset()  # names of the parameters of a function that the source has set
         self._settings: object = None  # the settings that were last applied
-        self._refused: Any = None  # the last settings of the source if they could not be applied, perhaps for a passing reason
+        self._pending: Any = None  # the last settings of the source until they are applied; they may be refused for a passing reason
         self._held: object = None  # the content of the file and its overlay when they were last read without an error
         self._reported: str | None = None  # the error of the last check
         self._stopping = Event()
@@ -159,22 +159,22 @@ class ConfigWatcher:
         """Apply the settings of the source if they have changed. Returns the names of the settings that were changed."""
         settings, changed = self._read(), frozenset[str]()
         if settings is None:
-            settings = self._refused
+            settings = self._pending
+        self._pending = settings
         if settings is None or (stopping is not None and stopping.is_set()):
             return changed
         if not same(settings, self._settings):
-            self._refused = settings
             try:
                 if self._config is None:
                     changed = self._target.reload(settings)
                 else:
-                    restored = {name: self._in_code[name] for name in self._applied - settings.keys()}
+                    restored = {name: self._in_code[name] for name in self._in_code.keys() & (self._applied - settings.keys())}
                     changed = self._config.update(**restored, **settings)
                     self._applied = frozenset(settings)
             except ConfigError as error:
                 raise SettingsLocation(self._name).named(error) from None
             self._settings = settings
-        self._refused = None
+        self._pending = None
         return changed
 
     def _read(self) -> Any:

@@ -20,6 +20,7 @@ from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.stats import Quantiles
 from qreward.scheduler.task import CancelReason, TaskState
+from qreward.settings.base import shown
 
 FORGETS = 1000  # maximum number of unused keys that are dropped at once; to drop this many takes about a millisecond
 ENOUGH = 20  # number of successful tries that are needed before a quantile of their times is used
@@ -88,7 +89,9 @@ class Call:
 
     @property
     def name(self) -> str:
-        return f"{self.function.name}()" + (f" for the key {self.key!r}" if self.function.keyed else "")
+        """The function and the key, for errors. A key that may be an API key is left out."""
+        key = f"the key {self.key!r}" if shown(self.key) == repr(self.key) else "one of its keys"
+        return f"{self.function.name}()" + (f" for {key}" if self.function.keyed else "")
 
     @property
     def done(self) -> bool:

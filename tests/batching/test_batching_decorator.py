@@ -176,6 +176,36 @@ async def test_an_instance_is_not_kept_alive_by_its_queue_and_one_in_its_place_h
     assert [reference() for reference in alive] == [None] * 10
 
 
+def test_instances_may_be_freed_while_their_event_loops_are_looked_through_which_only_a_new_loop_does() -> None:
+    held: list[list[Held]] = []
+    looks = 0
+
+    class Loop(asyncio.SelectorEventLoop):
+        def is_closed(self) -> bool:
+            nonlocal looks
+            looks += 1
+            held.clear()  # as another thread may do at any time
+            return super().is_closed()
+
+    async def use(count: int) -> None:
+        nonlocal looks
+        loop = asyncio.get_running_loop()
+        instances = [Held(str(number)) for number in range(count)]
+        for instance in instances:
+            assert await instance.method(1) == f"{instance.name}1 of 1"
+        held.append(instances)
+        looks = 0
+        instances.append(Held("x"))
+        assert await instances[-1].method(1) == "x1 of 1"
+        assert looks == 0, loop
+
+    loops = [Loop() for _ in range(2)]
+    for loop in loops:
+        loop.run_until_complete(use(20))
+    for loop in loops:
+        loop.close()
+
+
 async def test_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module

@@ -133,6 +133,18 @@ async def test_each_of_many_items_has_its_own_outcome() -> None:
     assert kinds(await queue.submit_many([1, 1, 3], timeout=2.5)) == [-1, -1, RequestTimeout]
 
 
+async def test_an_exception_that_is_false_is_an_outcome_like_any_other() -> None:
+    class Problems(ValueError):
+        def __len__(self) -> int:
+            return len(self.args)
+
+    async def function(items: list[int]) -> list[Any]:
+        return [Problems() if item == 1 else item for item in items]
+
+    queue = BatchQueue(function)
+    assert kinds(await queue.submit_many([0, 1, 2])) == [0, Problems, 2]
+
+
 async def test_cancelling_a_call_with_many_items_cancels_them_all() -> None:
     noted = Noted(seconds=100)
     queue = BatchQueue(noted, max_batch_size=2)

@@ -108,6 +108,9 @@ NEW_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 30, "priority": policies.Priority.HIGH}, "(timeout=30.0, priority=Priority.HIGH)"),
     ({"retry_times": 5}, "(retry_times=5, retry_max_interval=1.0, speed_up_max_multiply=5)"),
     ({"retry_times": 2, "speed_up_max_multiply": 0, "retry_interval": 0}, "(retry_times=2, retry_interval=0.0)"),
+    ({"hedged_request_time": 3, "hedged_request_max_times": 0}, "()"),
+    ({"hedged_request_max_times": 0, "hedged_request_proportion": 0, "adaptive_latency_threshold": 0, "adaptive_limit_min": 10}, "()"),
+    ({"circuit_breaker_threshold": 2, "circuit_breaker_recovery": 0}, "(circuit_breaker_threshold=2, circuit_breaker_recovery=1e-06)"),
     ({"hedged_request_time": 3}, "(hedged_request_time=3.0, hedged_request_max_times=2)"),
     ({"adaptive_limit": True}, "()"),
     ({"adaptive_limit": True, "limit_size": 9}, "(limit_size=9, adaptive_limit=True, adaptive_latency_threshold=5.0)"),
@@ -245,6 +248,8 @@ def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.Monkey
     assert [queue.get(), queue.get(), queue.get()] == ["low", "high", None]
     with pytest.raises(ConfigError, match=r"priority must be in \[0, 9\]"):
         queue.put("x", priority=10)
+    with pytest.raises(ConfigError, match="starvation_threshold must be >= 0"):
+        PriorityTaskQueue(-1)
 
 
 def test_a_parameter_of_a_proxy_that_cannot_be_kept_says_its_replacement() -> None:
@@ -340,6 +345,31 @@ def test_a_watcher_changes_nothing_while_it_cools_down_and_looks_as_often_as_it_
     for time[0] in (0.0, 1.0, 2.0, 10.9, 11.0):
         polled.append((watcher.poll_once(), config.timeout))
     assert polled == [(False, None), (True, 1), (False, 1), (False, 1), (True, 2)]
+
+
+def test_a_zero_in_the_environment_switches_off_and_the_other_variables_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"TIMEOUT": "0", "LIMIT_SIZE": "0", "HEDGED_REQUEST_TIME": "0.0", "RETRY_TIMES": "7"}.items():
+        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", text)
+    config = OldScheduleConfig(timeout=5, limit_size=9, hedged_request_time=3)
+    assert OldConfigWatcher(config, source="env").poll_once()
+    assert config == OldScheduleConfig(retry_times=7)
+
+
+def test_a_setting_that_has_no_effect_any_more_does_not_hinder_the_others() -> None:
+    config = OldScheduleConfig(timeout=5, adaptive_window_seconds=10.0)
+    assert config.update(retry_times=4, adaptive_window_seconds=3.0) == {"retry_times"}
+    answers: Iterator[Any] = iter([{"timeout": 6, "adaptive_window_seconds": 5.0}, {"timeout": 7}])
+    watcher = OldConfigWatcher(config, callback=lambda: next(answers), cooldown=0)
+    assert [watcher.poll_once(), watcher.poll_once()] == [True, True]
+    assert config == OldScheduleConfig(timeout=7, retry_times=4)
+
+
+def test_a_callback_of_0_1_7_may_return_only_what_changed() -> None:
+    config = OldScheduleConfig(timeout=5)
+    answers: Iterator[Any] = iter([{"timeout": 10}, {"retry_times": 3}])
+    watcher = OldConfigWatcher(config, callback=lambda: next(answers), cooldown=0)
+    assert [watcher.poll_once(), watcher.poll_once()] == [True, True]
+    assert config == OldScheduleConfig(timeout=10, retry_times=3)
 
 
 def test_a_configuration_computes_waits_and_calls_per_hedge_as_0_1_7_did() -> None:

@@ -124,6 +124,29 @@ def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_af
     watcher.stop()
 
 
+def test_a_change_that_was_read_during_a_stop_is_applied_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, clock, path = ScheduleConfig(), Time(), tmp_path / "s.json"
+    watcher = ConfigWatcher(config, file=path)
+    watcher._wait = clock.wait  # type: ignore[assignment]
+    read = watcher_module.read_settings
+
+    def read_and_stop(file: Path) -> Any:
+        if threading.current_thread().name == NAME:
+            watcher.stop()
+        return read(file)
+
+    monkeypatch.setattr(watcher_module, "read_settings", read_and_stop)
+    path.write_text('{"timeout": 5}')
+    watcher.start()
+    (thread,) = threads()
+    path.write_text('{"timeout": 9}')
+    clock._passed.release()
+    thread.join(20)
+    assert config.timeout == 5.0
+    with watcher:
+        assert config.timeout == 9.0
+
+
 def test_threads_and_callbacks_that_poll_at_once_take_over_each_change_once() -> None:
     config = ScheduleConfig()
     heard: list[object] = []

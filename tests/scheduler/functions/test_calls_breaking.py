@@ -47,6 +47,16 @@ def test_it_opens_at_its_threshold_and_refuses_calls_of_its_key_at_once() -> Non
     assert driver.begun(driver.call(f, "b")), "each key has its own"
 
 
+def test_an_error_does_not_show_a_key_that_may_be_an_api_key() -> None:
+    driver = Driver()
+    f = driver.function(breaking=Breaking(1, 10.0), keyed=True)
+    for key in ("sk-live-7f3a", ("alice", "sk-live-7f3a")):
+        driver.fail(driver.call(f, key))
+        error = str(driver.outcome(driver.call(f, key)))
+        assert "for one of its keys failed 1 times" in error
+        assert "7f3a" not in error
+
+
 @each("opens", ["a failure", "a failure after the call was withdrawn", "a timeout"])
 @each("options", [{"most": 1}, {"rate": Rate(1, 5.0)}])
 def test_calls_that_wait_are_refused_when_it_opens(opens: str, options: dict[str, Any]) -> None:

@@ -222,9 +222,10 @@ class AffineQueue(Generic[T]):
                     lost.append(group)
                 elif group.depth > depth or used > at:
                     best, depth, at = group, group.depth, used
-        for group in lost:
-            del self._held[source][group], group.holders[source]
-            self._list(group)
+        for group in reversed(lost):  # inner ones first
+            if len(group.cold) == group.inner:  # else the list in which it is found would hide inner groups that are listed as held
+                del self._held[source][group], group.holders[source]
+                self._list(group)
         return best
 
     # the tree of groups

@@ -142,6 +142,17 @@ def test_an_outer_group_that_left_the_cache_has_work_as_long_as_inner_groups_cou
     assert [scene.take(1) for _ in range(8)] == [task.index for task in questions[:8]]
 
 
+def test_a_rubric_counts_for_questions_that_come_after_all_earlier_ones_have_left() -> None:
+    scene = Scene(sources=2)
+    for question in (10, 10, 11, 11, 20, 20, 21, 21):
+        scene.add(question // 10, question)
+    assert sorted(scene.take() for _ in range(8)) == list(range(8))
+    scene.sources[0].prefix_cache.forget()
+    for question in (10, 20, 11, 21):
+        scene.add(question // 10, question)
+    assert [scene.take() for _ in range(4)] == [8, 10, 9, 11]
+
+
 def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_not_to_one_that_has_lost_it() -> None:
     places = []
     for lost in (False, True):

@@ -81,8 +81,8 @@ class AffineQueue(Generic[T]):
     """Keeps waiting tasks of one batch or tenant in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
-        "_ahead", "_current", "_grouped", "_groups", "_head", "_held", "_left", "_line", "_of_others", "_root", "_seen",
-        "_ungrouped", "append", "extend",
+        "_ahead", "_current", "_formed", "_grouped", "_groups", "_head", "_held", "_left", "_line", "_of_others", "_root",
+        "_seen", "_ungrouped", "append", "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
@@ -93,6 +93,7 @@ class AffineQueue(Generic[T]):
         self._ungrouped: deque[T] = deque(tasks)  # younger tasks, which are not sorted yet
         self._root: Group[T] = Group(0, 0.0, 0, None)  # root of the tree of groups; its tasks are the tasks without a group
         self._groups: dict[int, Group[T]] = {}  # by key
+        self._formed: set[int] = set()  # keys of the groups that existed so far; they exist again around new inner groups
         self._current: dict[HasCache, Group[T]] = {}  # source -> the group from which it took last
         self._held: dict[HasCache, Groups[T]] = {}  # source -> the groups that it holds, the one used last at the end
         self._of_others: Groups[T] = OrderedDict()  # groups that some source holds
@@ -222,9 +223,10 @@ class AffineQueue(Generic[T]):
                     lost.append(group)
                 elif group.depth > depth or used > at:
                     best, depth, at = group, group.depth, used
-        for group in lost:
-            del self._held[source][group], group.holders[source]
-            self._list(group)
+        for group in reversed(lost):  # inner ones first
+            if len(group.cold) == group.inner:  # else the list in which it is found would hide inner groups that are listed as held
+                del self._held[source][group], group.holders[source]
+                self._list(group)
         return best
 
     # the tree of groups
@@ -277,6 +279,7 @@ class AffineQueue(Generic[T]):
         seen = self._seen
         if len(seen) > REMEMBERED:
             seen.clear()
+            self._formed.clear()
         shared, at = 0, SEVERAL
         if not seen.keys().isdisjoint(keys):  # unusual; faster than one by one
             shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen)
@@ -292,11 +295,16 @@ class AffineQueue(Generic[T]):
         self._tidy(before)
 
     def _add_group(self, prefix: Prefix, blocks: int, holders: Holders[Any]) -> Group[T]:
-        keys = prefix.keys
-        outer = next((keys[count - 1] for count in range(blocks - 1, 0, -1) if keys[count - 1] in self._groups), None)
-        parent = self._root if outer is None else self._groups[outer]
+        keys, groups = prefix.keys, self._groups
+        outer = next((count for count in range(blocks - 1, 0, -1) if keys[count - 1] in groups), 0)
+        for count in range(outer + 1, blocks) if not self._formed.isdisjoint(keys[outer : blocks - 1]) else ():
+            if keys[count - 1] in self._formed:
+                outer = count
+                self._add_group(prefix, count, holders)
+        parent = groups[keys[outer - 1]] if outer else self._root
         key = keys[blocks - 1]
-        group = self._groups[key] = Group(key, prefix.lengths[blocks - 1], blocks, parent)
+        group = groups[key] = Group(key, prefix.lengths[blocks - 1], blocks, parent)
+        self._formed.add(key)
         parent.inner += 1
         parent.cold[group] = None
         group.listed = parent.cold

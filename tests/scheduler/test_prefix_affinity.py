@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler.affinity import AffineQueue, Group
+from qreward.scheduler.affinity import COMPARED, AffineQueue, Group
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import EACH
 from qreward.scheduler.prefixes import IN_VAIN, Holders, Prefix
@@ -120,6 +120,37 @@ def test_a_group_that_left_the_cache_is_free_for_all() -> None:
     for source in scene.sources:
         source.prefix_cache.forget()
     assert [scene.take(1), scene.take(0)] == [4, 2], "the first source that asks finds that its own is free, and takes it"
+
+
+def test_an_outer_group_that_left_the_cache_has_work_as_long_as_inner_groups_count_as_held() -> None:
+    """Only ``COMPARED`` groups of a source are looked at. Of these, some inner ones are not."""
+    scene = Scene(sources=2, ahead=4 * COMPARED)
+    for question in range(COMPARED + 8):
+        scene.add(1, 100 + question)
+        scene.take()
+    scene.add(2)
+    scene.take()
+    questions = [scene.add(1, 100 + question, 1000 + question) for question in range(COMPARED + 8)]
+    others = [scene.add(1, 500), *questions[-COMPARED:]]
+    scene.add(2, 20)
+    scene.line.form_groups(scene.ahead, scene.holders)
+    scene.sources[0].prefix_cache.use(0.0, Prefix((3,), (1e7,), 1e7))
+    scene.sources[0].prefix_cache.use(0.0, Prefix((2,), (1000.0,), 1500.0))
+    assert scene.take(0) == scene.added[-1].index, "it finds that it has lost the rubric"
+    for task in others:
+        scene.line.discard(task)
+    assert [scene.take(1) for _ in range(8)] == [task.index for task in questions[:8]]
+
+
+def test_a_rubric_counts_for_questions_that_come_after_all_earlier_ones_have_left() -> None:
+    scene = Scene(sources=2)
+    for question in (10, 10, 11, 11, 20, 20, 21, 21):
+        scene.add(question // 10, question)
+    assert sorted(scene.take() for _ in range(8)) == list(range(8))
+    scene.sources[0].prefix_cache.forget()
+    for question in (10, 20, 11, 21):
+        scene.add(question // 10, question)
+    assert [scene.take() for _ in range(4)] == [8, 10, 9, 11]
 
 
 def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_not_to_one_that_has_lost_it() -> None:

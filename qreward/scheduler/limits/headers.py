@@ -4,7 +4,8 @@ The headers of a response advertise the ``remaining`` amount of a limit, and the
 *window* ends at a fixed time, at which the whole limit is available again (``RateLimit-Reset`` of draft-ietf-httpapi-ratelimit-headers-06).
 A *bucket* refills continuously, and the time at which it is full moves with each use (OpenAI: "the time until the rate limit resets to its
 initial state"). So if ``remaining`` falls and ``reset`` rises, the limit is a bucket, and its rate is the fall divided by the rise; if both
-fall, it is a window. Before that is known, a limit is a window, in which no more comes back than was used.
+fall, it is a window. Before that is known, a limit is a window, unless the used amount divided by ``reset`` is the limit divided by a usual
+window.
 
 The remaining amount is what the response to the latest request advertised, less the cost of requests sent after that request, plus the
 refill since then. If less than the largest recent cost of a request remains, requests wait for the refill or for the end of the window.
@@ -21,8 +22,10 @@ from math import inf
 from qreward.scheduler.limits.rate import BURST, FADE, Gcra
 from qreward.scheduler.outcome import RateLimit
 
-WINDOW = 60.0
-"""Length in seconds of a window of which nothing is known."""
+USUAL_WINDOWS = (60.0, 3600.0, 86400.0)
+"""Lengths in seconds of the windows that are recognised from a single response. The first is assumed if nothing is known."""
+EXACT = 0.05
+"""Relative tolerance (0 to 1) of that recognition."""
 MARKED, LEAST, TICKS = 0.25, 3.0, 5.0
 """A bucket is told from a window when ``remaining`` has fallen by this share (0 to 1) and this amount at least, and when ``reset`` has
 changed by this number of rounding steps."""
@@ -171,7 +174,7 @@ class HeaderRateLimit:
         limit, reset, self._even = info.limit, info.reset, False
         if reset is None:
             assert limit is not None
-            self.refill, self._most = limit / (info.window or WINDOW), max(limit, remaining)
+            self.refill, self._most = limit / (info.window or USUAL_WINDOWS[0]), max(limit, remaining)
             return
         mark = self._mark
         if mark is None or remaining > mark[1] or (now >= mark[0] + mark[2] and not self._bucket):  # a window may have ended
@@ -181,7 +184,11 @@ class HeaderRateLimit:
             if fell >= max(LEAST, MARKED * mark[1]) and abs(rose) >= TICKS * (0.001 if reset % 1 or mark[2] % 1 else 1.0):
                 self._bucket = rose > 0
                 self.refill = STEADY * min(fell / rose, ((limit or inf) - remaining) / reset if reset else inf)
-        if self._bucket:
+        if self._bucket is None and limit is not None:
+            windows = USUAL_WINDOWS if info.window is None else (info.window,)
+            found = next((each for each in windows if abs((limit - remaining) * each / limit - reset) < EXACT * reset), inf)
+            self.refill = limit / found
+        if self._bucket or (self._bucket is None and self.refill):
             self._most = max(remaining, min(limit or inf, remaining + self.refill / STEADY * reset))
             return
         self.refill, self._most = 0.0, inf if limit is None else max(limit, remaining)

@@ -184,8 +184,10 @@ class LearnedRate(Gcra):
             self.rate, self._accepted, self._began, self._held_since = seen, {}, now, now + hint
         elif self._raised:
             self.rate = max(min(seen, self.rate), self.rate / (1 + self._raised))
+        elif stray and now - self._held_since > CALM:
+            self.rate, self._arrival = inf, -inf
         else:
-            self.rate = inf if stray and now - self._held_since > CALM else min(seen, self.rate)
+            self.rate = min(seen, self.rate)
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False
 

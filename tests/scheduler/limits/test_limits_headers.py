@@ -139,10 +139,21 @@ def test_a_bucket_of_which_the_limit_is_not_told_is_measured() -> None:
     assert 20.0 < meter.ready_at < 20.5, "it was full"
 
 
-def test_without_a_reset_a_limit_comes_back_in_a_minute_or_in_the_window_that_it_names() -> None:
-    assert meter_after(600, 300, 10.0).refill == 0.0, "it may end in 10 s"
-    assert meter_after(600, 100, None).refill == pytest.approx(10.0)
-    assert meter_after(600, 100, None, window=3600.0).refill == pytest.approx(1 / 6)
+def test_a_usual_rate_is_known_at_first_sight() -> None:
+    found = {}
+    for limit, remaining, reset, window, per_second in (
+        (20_000, 15_482, 13.554, None, 20_000 / 60),  # OpenAI, tokens a minute
+        (14_400, 14_370, 179.56, None, 14_400 / 86_400),  # Groq, requests a day
+        (5000, 4999, 0.012, None, 5000 / 60),  # OpenAI, requests a minute
+        (600, 0, 60.0, None, 10.0),
+        (600, 300, 10.0, None, 0.0),  # no usual window: it may end in 10 s
+        (600, 100, None, None, 10.0),  # without a reset it comes back in a minute
+        (600, 100, None, 3600.0, 1 / 6),  # or in the window that it names
+    ):
+        refill = meter_after(limit, remaining, reset, window=window).refill
+        if refill != pytest.approx(per_second):
+            found[limit, remaining, reset, window] = refill
+    assert not found
 
 
 def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
@@ -159,6 +170,9 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     assert 200.0 < meter.ready_at < 200.11, "and no further if no answer tells in between"
     meter.update(200.1, 200.0, RateLimit(600, 700.0, 0.0))
     send(meter, 700, 300.0)
+    meter = meter_after(60, 30, 31.0)  # its reset is rounded up
+    send(meter, 60, 100.0)
+    assert meter.ready_at == pytest.approx(101.0), "nor beyond its limit"
 
 
 def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
@@ -196,12 +210,10 @@ def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -
 
 
 def test_an_answer_that_used_much_makes_the_next_request_wait_for_as_much() -> None:
-    meter = tokens_after(600, 589, 1.1)
-    meter.take(0.5, 300.0)
-    meter.update(1.0, 0.5, RateLimit(600, 290, 31.0))
+    meter = tokens_after(600, 300, 30.0)
     meter.take(1.0, 10.0)
-    meter.settle(10.0, 320.0, 1.0)
-    assert meter.ready_at == pytest.approx(1.0 + 40.0 / (STEADY * 10.0))
+    meter.settle(10.0, 295.0, 1.0)
+    assert meter.ready_at == pytest.approx(1.5)
 
 
 def test_what_a_request_reserved_comes_back_if_it_was_turned_away_but_the_usage_of_an_answer_is_in_the_servers_own_count() -> None:

@@ -192,6 +192,7 @@ def test_stray_rejects_start_no_limit_and_end_one_that_does_not_stop_them() -> N
         now = busy(pace, now, 8, 9)
         pace.hinted(now, 1.0, stray=True)
     assert pace.rate == inf
+    assert pace.ready_at == -inf
 
 
 def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:

@@ -42,7 +42,6 @@ class Answered(Protocol):
     def text(self) -> str: ...
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Result(Generic[T]):
     """The outcome of one item: a response or an error.
 
@@ -58,15 +57,23 @@ class Result(Generic[T]):
         attempts: all attempts, the oldest first.
     """
 
-    index: int
-    _answer: Answered | None
-    error: QRewardError | None
-    endpoint: str | None
-    latency: float
-    queued: float
-    _trail: tuple[AttemptRecord, ...] = ()
-    _extra: Mapping[str, Any] | None = None
-    _value: T | None = field(default=None, init=False)
+    # no dataclass: its private fields would be part of its signature, of pydantic's models, and of ``asdict`` of what holds it
+    __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
+
+    def __init__(
+        self,
+        index: int,
+        answer: Answered | None,
+        error: QRewardError | None,
+        endpoint: str | None,
+        latency: float,
+        queued: float,
+        trail: tuple[AttemptRecord, ...] = (),
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.index, self.error, self.endpoint, self.latency, self.queued = index, error, endpoint, latency, queued
+        self._answer, self._trail, self._extra = answer, trail, extra
+        self._value: T | None = None
 
     @property
     def ok(self) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import asdict, make_dataclass
 from typing import Any
 
 import pytest
+from pydantic import ConfigDict, create_model
 
 from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
 from qreward.codecs.rewards.base import RewardScore
@@ -43,6 +45,14 @@ def failed(index: int = 0, error: QRewardError | None = None, trail: tuple[Attem
 def batch(*results: Result[Any]) -> BatchResult[Any]:
     bad = sum(not result.ok for result in results)
     return BatchResult(list(results), BatchStats(items=len(results), ok=len(results) - bad, failed=bad, seconds=2.0))
+
+
+def test_a_result_stays_whole_in_the_records_of_a_program() -> None:
+    result: Result[Any] = Result(index=0, answer=None, error=None, endpoint=None, latency=0.0, queued=0.0, trail=(TRIED,), extra={"id": 7})
+    assert (result.attempts, result.extra) == ((TRIED,), {"id": 7})
+    model = create_model("Row", __config__=ConfigDict(arbitrary_types_allowed=True), result=(Result, ...))
+    assert model(result=result).result is result  # type: ignore[attr-defined]
+    assert type(asdict(make_dataclass("Row", ["result"])(result))["result"]) is Result
 
 
 def test_an_answer_gives_its_words_usage_trail_and_its_value_which_is_built_once() -> None:

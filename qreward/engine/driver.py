@@ -128,6 +128,13 @@ class Engine(Generic[S]):
     def driver_in(self, loop: asyncio.AbstractEventLoop) -> LoopDriver | None:
         return self._drivers.get(loop)
 
+    def here(self) -> LoopDriver | None:
+        """Return the loop driver of the running event loop. Return None outside of event loops, and if the loop has none."""
+        try:
+            return self._drivers.get(asyncio.get_running_loop())
+        except RuntimeError:
+            return None
+
     def _open_driver(self) -> LoopDriver:
         loop = asyncio.get_running_loop()
         with self.lock:
@@ -150,10 +157,7 @@ class Engine(Generic[S]):
 
         Each resulting command runs in the event loop or thread of its waiter. Returns the value that ``change`` returns.
         """
-        try:
-            here = self._drivers.get(asyncio.get_running_loop())
-        except RuntimeError:
-            here = None
+        here = self.here()
         with self.lock:
             value = change(self.clock())
             out, self.scheduler.out = self.scheduler.out, []

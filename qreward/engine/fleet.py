@@ -311,8 +311,9 @@ class Fleet:
 
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""
+        here = self._engine.here()
         for driver in self._engine.drivers():
-            if driver.thread == threading.get_ident() and driver.loop.is_running():  # before the next request
+            if driver is here:  # before the next request
                 self._release_at(driver)
             else:
                 driver.later(partial(self._release_at, driver))

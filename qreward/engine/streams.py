@@ -288,7 +288,7 @@ class StreamingWaiter(Waiter):
 
 def wake(waiting: list[asyncio.Future[None]]) -> None:
     for future in waiting:
-        if not future.done():
+        if not (future.done() or future.get_loop().is_closed()):  # closed: an attempt is discarded with its event loop
             future.set_result(None)
     waiting.clear()
 

@@ -385,7 +385,7 @@ class ItemCalls(Waiter):
         self.end(ClientClosed("the client was closed before the verdict was there"))
 
     def abandon(self) -> list[Task]:
-        del self.common.running[self.key]  # it refers to the driver of the closed loop
+        self.common.running.pop(self.key, None)  # it refers to the driver of the closed loop, which may be released twice
         return list(self.tasks.values())
 
 

@@ -17,7 +17,7 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import REPORTED
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
-from qreward.results import AttemptRecord, BatchResult, Result
+from qreward.results import AttemptRecord, Result
 from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
@@ -546,12 +546,10 @@ class MergedBatchWaiter(BatchWaiter):
         self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
 
-    async def run(self) -> BatchResult[Any]:
-        try:
-            return await super().run()
-        finally:
-            for merger in self._mergers.values():
-                merger.detach(self)
+    def _leave(self) -> None:
+        super()._leave()
+        for merger in self._mergers.values():
+            merger.detach(self)
 
     # called by the mergers
 

@@ -7,7 +7,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache, partial
 from importlib import metadata
 from math import isfinite
@@ -48,7 +47,6 @@ def is_active(provider: object) -> bool:
     return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class Telemetry:
     """The OpenTelemetry settings of a client: ``QRewardClient(..., telemetry=Telemetry(...))``.
 
@@ -74,20 +72,26 @@ class Telemetry:
         'vllm'
     """
 
-    tracer_provider: TracerProvider | None = None
-    meter_provider: MeterProvider | None = None
-    provider: str = "openai"
-    providers: Mapping[str, str] = field(default_factory=dict)
-    propagate: bool = True
-    capture_content: bool | None = None
-    content_length: int = 4096
-
-    def __post_init__(self) -> None:
-        self.providers = dict(self.providers or {})
-        if self.capture_content is None:
-            self.capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in ("span_only", "span_and_event")
-        if not isinstance(self.capture_content, bool):
-            raise ConfigError(f"telemetry: capture_content must be True or False, not {shown(self.capture_content)}")
+    def __init__(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        provider: str = "openai",
+        providers: Mapping[str, str] | None = None,
+        propagate: bool = True,
+        capture_content: bool | None = None,
+        content_length: int = 4096,
+    ) -> None:
+        self.tracer_provider, self.meter_provider = tracer_provider, meter_provider
+        self.provider, self.providers = provider, dict(providers or {})
+        self.propagate = propagate
+        if capture_content is None:
+            capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in ("span_only", "span_and_event")
+        if not isinstance(capture_content, bool):
+            raise ConfigError(f"telemetry: capture_content must be True or False, not {shown(capture_content)}")
+        self.capture_content = capture_content
+        self.content_length = content_length
 
     @cached_property
     def tracer(self) -> Tracer:

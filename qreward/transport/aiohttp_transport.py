@@ -7,6 +7,7 @@ import io
 import select
 import sys
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -104,7 +105,8 @@ class AiohttpTransport(HttpTransport):
     async def aclose(self) -> None:
         self._closed = True
         for response in self._arriving:
-            response.close()  # if only the session were closed, a task that reads the response would wait forever
+            with suppress(RuntimeError):  # the event loop is closed
+                response.close()  # if only the session were closed, a task that reads the response would wait forever
         session, self._session = self._session, None
         if session is not None:
             _open_sessions.pop(session, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -133,6 +134,28 @@ def test_limits_hold_over_threads_that_use_one_client_at_once() -> None:
     assert (shared.wires, shared.closed) == (6, 6)
 
 
+def test_an_endpoint_is_removed_from_the_thread_in_which_the_loop_ran_before() -> None:
+    """The connections are closed in the event loop, which has moved to another thread."""
+    threads: list[threading.Thread] = []
+
+    class Wire(FakeWire):
+        def keep(self, _endpoints: object) -> None:
+            threads.append(threading.current_thread())
+
+    client = client_of(Wire, {"a": 1, "b": 1})
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(ask(client, 0))
+    moved = threading.Thread(target=loop.run_forever)
+    moved.start()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+    client.remove_endpoint("b")
+    asyncio.run_coroutine_threadsafe(client.aclose(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    moved.join()
+    loop.close()
+    assert threads == [moved]
+
+
 def test_closing_in_one_thread_ends_the_work_of_the_others() -> None:
     shared = Shared(seconds=0.02)
     client = QRewardClient(endpoints({"a": 2}), backend_factory=shared.wire)
@@ -178,6 +201,28 @@ def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back() -> Non
 
         assert asyncio.run(again()) == expected(3), turns
         assert not any(task.done() for task in abandoned)
+
+
+def test_streams_of_a_closed_loop_are_thrown_away_amid_our_own_work(capsys: pytest.CaptureFixture[str]) -> None:
+    client = client_of(StreamWire(), {"a": 4})
+    loop = asyncio.new_event_loop()
+    left = [loop.create_task(heard(stream_of(client, number))) for number in range(4)]
+    left.append(loop.create_task(heard(client.batch_stream_chat_completion(chats(9), MODEL))))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    left += asyncio.all_tasks(loop)
+    while left:
+        left.pop()._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    loop.close()
+
+    async def again() -> None:
+        async with client:
+            assert await ask(client, 0) == "re: 0"
+            with client._runtime.engine.lock:  # as the garbage collector may do
+                gc.collect()
+            assert leftovers(client) == {}
+
+    asyncio.run(again())
+    assert "Event loop is closed" not in capsys.readouterr().err
 
 
 def test_a_call_of_a_closed_loop_takes_neither_a_slot_nor_a_place_in_the_queue() -> None:

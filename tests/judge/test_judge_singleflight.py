@@ -188,3 +188,27 @@ def test_a_loop_that_was_closed_without_cancelling_a_call_leaves_nothing_that_an
     assert asyncio.run(judge.score(*QUESTION)).score == 0.8
     assert leftovers(client, judge) == {}
     asyncio.run(client.aclose())
+
+
+def test_the_slots_of_a_closed_loop_are_given_back_when_a_verdict_waits_in_another_closed_loop() -> None:
+    backend = JudgeBackend(always(score(8), seconds=0.05))
+    client = QRewardClient([endpoint(slots=2)], backend_factory=lambda: backend, hedge=None)
+    judge = Judge(client, model=MODEL)
+    waits, holds, works = [asyncio.new_event_loop() for _ in range(3)]
+
+    def begin(loop: asyncio.AbstractEventLoop, answer: str) -> asyncio.Task[Any]:
+        loop.set_exception_handler(lambda *_: None)  # calls are destroyed while they are pending
+        task = loop.create_task(judge.score("q", answer))
+        loop.run_until_complete(asyncio.sleep(0))
+        return task
+
+    waits.run_until_complete(judge.score(*QUESTION))
+    busy, *left = [begin(loop, answer) for loop, answer in ((works, "a"), (holds, "b"), (waits, "c"))]
+    waits.close()
+    holds.close()
+    works.run_until_complete(busy)  # its slot falls to the verdict that waits
+    assert asyncio.run(judge.score("q", "d")).score == 0.8
+    assert leftovers(client, judge) == {}
+    works.run_until_complete(client.aclose())
+    works.close()
+    assert not any(task.done() for task in left)

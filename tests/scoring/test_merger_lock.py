@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from inspect import isfunction
 from typing import Any
@@ -71,3 +72,22 @@ async def test_what_waits_is_used_under_the_lock_only(monkeypatch: pytest.Monkey
             await asyncio.sleep(0.05)
         assert {type(error) for error in await asyncio.gather(*ended, return_exceptions=True)} == {ClientClosed}
     assert sorted(set(faults)) == []
+
+
+def test_a_batch_of_a_closed_event_loop_is_thrown_away_amid_our_own_work() -> None:
+    client = QRewardClient([endpoint("vllm", 1)], backend_factory=ListBackend)
+    loop = asyncio.new_event_loop()
+    left = loop.create_task(client.batch_score(texts(300), MODEL))
+    loop.run_until_complete(asyncio.sleep(0))
+    left._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    loop.close()
+    del left
+
+    async def again() -> None:
+        async with client:
+            assert (await client.batch_score(texts(3), MODEL)).stats.ok == 3
+            with client._runtime.engine.lock:  # as the garbage collector may do
+                gc.collect()
+            assert leftovers(client) == {}
+
+    asyncio.run(again())

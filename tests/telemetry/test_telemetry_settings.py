@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider
+from pydantic import ConfigDict, create_model
 from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes
@@ -41,6 +42,12 @@ def test_every_name_keeps_the_rules_of_the_conventions() -> None:
         assert metric.unit == "s" or (metric.unit[0], metric.unit[-1]) == ("{", "}")
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+def test_telemetry_may_be_a_field_of_the_settings_of_a_program() -> None:
+    settings = create_model("Settings", __config__=ConfigDict(arbitrary_types_allowed=True), telemetry=(Telemetry, ...))
+    telemetry = Telemetry(provider="vllm", providers=None)
+    assert settings(telemetry=telemetry).telemetry is telemetry  # type: ignore[attr-defined]
 
 
 def test_a_setting_that_is_none_of_its_values_is_refused() -> None:

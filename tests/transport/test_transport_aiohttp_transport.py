@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import gc
 import inspect
 import socket
 import ssl
@@ -17,9 +18,11 @@ import pytest
 from shared_tools import PATIENCE, completion, each
 from transport_server import Connection, Request, Server, always, answer, transport_of
 
+from qreward import QRewardClient
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Timeouts
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.virtual_time import run_in_virtual_time
 from qreward.transport import aiohttp_transport
 from qreward.transport.aiohttp_transport import AiohttpTransport, GatedConnector, translate
@@ -300,3 +303,18 @@ async def test_an_address_is_sent_as_it_was_written() -> None:
             await transport.post(PATH, b"{}")
             await transport.aclose()
             assert server.requests[-1].line == f"POST {target}{PATH} HTTP/1.1"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the socket of the closed event loop is freed unclosed
+def test_a_client_is_closed_although_a_response_was_arriving_in_an_event_loop_that_was_closed() -> None:
+    with FakeFleet([FakeEndpoint("a", latency=Latency(per_token=0.05))]) as fleet:
+        client = QRewardClient(fleet.endpoints)
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)  # the stream is destroyed while it is pending
+        reading = aiter(client.stream_chat_completion([{"role": "user", "content": "hi"}], "m"))
+        assert loop.run_until_complete(anext(reading))
+        loop.close()
+        asyncio.run(client.aclose())
+        del reading, client
+        gc.collect()
+        assert loop not in aiohttp_transport._open_sessions.values()

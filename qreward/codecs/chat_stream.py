@@ -312,19 +312,22 @@ def _member(name: str, values: list[Any], joins: bool) -> Any:
 
 
 def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
-    """Return the items of a list that came in parts. Servers may leave out the index of a tool call, or give two calls the same one."""
-    entries, names, ids, last = dict[int, _Values](), dict[int, str](), dict[int, Any](), -1
+    """Return the items of a list that came in parts. Servers may leave out the index of a tool call, or give several calls the same one."""
+    entries, names, ids, last = dict[int, _Values](), dict[int, str](), dict[int, str](), -1
+    begun: dict[Any, int] = {}  # index and id, either of them, or neither -> place of the item that had them last
     for items in lists:
         for number, item in enumerate(filter(lambda item: isinstance(item, dict), items)):
-            index, function = item.get("index"), item.get("function")
+            index, function = item.get("index") if type(item.get("index")) is int else None, item.get("function")
+            identity = str(item.get("id") or "")
             own = function.get("name") if isinstance(function, dict) and isinstance(function.get("name"), str) else None
-            place = index if type(index) is int else max(last, 0)
-            another_id = item.get("id") and ids.get(place) not in (None, item["id"])
-            if own and place in entries and (another_id or (type(index) is not int and number > 0)):
-                place = last + 1
+            place = begun.get((index, identity), begun.get((index, ""), index or 0))
+            if own and place in entries:
+                another = ids.get(place, identity) != identity if identity else _is_whole(entries[place], own == names.get(place), function)
+                place = last + 1 if another or (index is None and number > 0) else place
             last = max(last, place)
-            if item.get("id") is not None:
-                ids[place] = ids.get(place) or item["id"]
+            begun |= dict.fromkeys(((index, identity), (index, ""), (None, "")), place)
+            if identity:
+                ids.setdefault(place, identity)
             repeated = own == names.get(place)  # some servers repeat the name with each piece of the arguments
             if own and not repeated:
                 names[place] = names.get(place, "") + own
@@ -333,3 +336,23 @@ def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
                 if name != "tool_calls" or member != "index":
                     _keep(entry, member, {**value, "name": None} if own and repeated and member == "function" else value)
     return [_merged(entries[place]) for place in sorted(entries)]
+
+
+_MOST_PARTS = 5000  # of a call that may be whole, so that the time for a hostile stream is short
+
+
+def _is_whole(call: _Values, same_name: bool, function: dict[str, Any]) -> bool:
+    """Return whether a call has all its arguments, so that the name in ``function`` begins another one. Some servers repeat the name with
+    each piece of the arguments."""
+    parts = call.get("function", [])
+    if len(parts) > _MOST_PARTS or (same_name and not str(function.get("arguments")).lstrip().startswith("{")):
+        return False
+    pieces = (each.get("arguments") for each in reversed(parts) if isinstance(each, dict))
+    texts = filter(None, (piece for piece in pieces if isinstance(piece, str)))
+    last = next(texts, "")
+    if not last.rstrip().endswith("}"):
+        return False
+    try:
+        return isinstance(json.loads("".join([*texts][::-1]) + last), dict)
+    except (ValueError, RecursionError):
+        return False

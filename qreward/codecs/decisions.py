@@ -424,6 +424,9 @@ class SGLangDialect(Dialect):
         return numbers, mass(row.get(self.mass_member)), None
 
 
+_NO_ENTRY: Any = object()
+
+
 class SystemOneDialect(SGLangDialect):
     """Asks for decisions with the System One API. vLLM reports the label mass in ``diagnostics``, and SGLang in the answer. Their
     ``confidence`` is ignored, because vLLM multiplies it by the label mass, and SGLang measures it from a uniform guess."""
@@ -455,10 +458,15 @@ class SystemOneDialect(SGLangDialect):
         if not isinstance(told, dict | None):
             raise Malformed("the diagnostics of the answer are no mapping")
         for place, row in enumerate(rows):
-            diagnostics = None if told is None else told.get(str(place), "missing")  # null: the server says nothing of this question
+            diagnostics = None if told is None else told.get(str(place), _NO_ENTRY)  # null: the server says nothing of this question
             if diagnostics is not None and isinstance(row, dict):
-                row[self.mass_member] = diagnostics.get("label_mass") if isinstance(diagnostics, dict) else "missing"
+                row[self.mass_member] = diagnostics.get("label_mass") if isinstance(diagnostics, dict) else _NO_ENTRY
         return rows
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        if member(row, self.mass_member) is _NO_ENTRY:
+            raise InvalidAnswer("the diagnostics have no object for it")
+        return super().read(question, row)
 
 
 class GenerativeScoringDialect(Dialect):

@@ -16,7 +16,8 @@ _EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
 
 
 # OpenAI, vLLM: {"error": {"message", "type", "code", "param"}}; others: {"error": "text"}, {"errors": [...]}, {"code", "msg"};
-# TEI: {"error", "error_type"}; SGLang: {"object": "error", "message", "code"}; FastAPI: {"detail": ...}; lists, events, text, HTML
+# TEI: {"error", "error_type"}; SGLang: {"object": "error", "message", "code"}; FastAPI: {"detail": ...}; lists, events, text, HTML;
+# MiniMax: {"base_resp": {"status_code", "status_msg"}}, with the status code 0 in an answer
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ def error_in(document: Any) -> Any:
         return error_in(document[0]) if document else None
     if not isinstance(document, dict):
         return None
-    if document.get("error") or document.get("object") == "error":
+    if document.get("error") or document.get("object") == "error" or (_base_resp(document) and not document.get("choices")):
         return document
     if "choices" in document:
         return None
@@ -56,11 +57,16 @@ def error_body_of(document: Any) -> ErrorBody:
         return error_body_of(document[0]) if document else ErrorBody("")
     if not isinstance(document, dict):
         return ErrorBody("" if document is None else one_line(str(document)))
-    inner = document.get("error") or document.get("errors")
+    inner = document.get("error") or document.get("errors") or _base_resp(document)
     if isinstance(inner, dict | list) and inner:
         within = error_body_of(inner)
         return ErrorBody(within.text or _text(document), within.names + _names(document))
     return ErrorBody(_text(document), _names(document))
+
+
+def _base_resp(document: dict[Any, Any]) -> dict[str, Any] | None:
+    found = document.get("base_resp")
+    return found if isinstance(found, dict) and type(code := found.get("status_code")) is int and code else None
 
 
 def one_line(text: str) -> str:
@@ -72,7 +78,7 @@ def one_line(text: str) -> str:
 
 
 def _text(document: dict[Any, Any]) -> str:
-    members = ("message", "error", "detail", "msg", "error_message", "error_msg", "title")
+    members = ("message", "error", "detail", "msg", "error_message", "error_msg", "status_msg", "title")
     return next((one_line(text) for member in members if (text := _message(document.get(member)))), "")
 
 
@@ -94,7 +100,7 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
     details = document.get("details")
     # Google's reasons come first, because its codes and statuses are general
     values = [each.get("reason") for each in details if isinstance(each, dict)] if isinstance(details, list) else []
-    values += [document.get(member) for member in ("code", "type", "error_type", "error_code", "status", "reason")]
+    values += [document.get(member) for member in ("code", "type", "error_type", "error_code", "status", "status_msg", "reason")]
     if isinstance(about := document.get("metadata"), dict) and "flagged_input" in about:
         values.append("content_filter")  # OpenRouter's moderation, with status 403
     if document.get("param"):

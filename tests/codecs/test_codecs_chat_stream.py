@@ -146,6 +146,7 @@ def without_index(piece: dict[str, Any]) -> dict[str, Any]:
 
 
 A_PIECE, A_REST = call(0, "{", name="get", **FIRST), call(0, "}")
+B_PIECE = call(0, "[", name="put", **SECOND)
 WHOLE = call(0, "{}", name="get", **FIRST), call(0, "[]", name="put", **SECOND)
 TOOL_CALLS: dict[str, tuple[list[list[dict[str, Any]]], list[Any]]] = {  # the pieces in each chunk, and the tool calls
     "name, id and type with every piece": ([[A_PIECE], [call(0, "}", name="get", **FIRST)]], [GET]),
@@ -157,6 +158,21 @@ TOOL_CALLS: dict[str, tuple[list[list[dict[str, Any]]], list[Any]]] = {  # the p
         [[without_index(call(0, "{}", name="get")), without_index(call(0, "[]", name="get"))]],
         [{"function": {"name": "get", "arguments": arguments}} for arguments in ("{}", "[]")],
     ),
+    **{
+        f"one index for all calls, without ids: get and {name}": (
+            [[call(0, "{}", name="get", id=""), call(0, "", id="")], [call(0, '{"a"', name=name, id="")], [call(0, ":1}")]],
+            [
+                {"id": "", "function": {"name": "get", "arguments": "{}"}},
+                {"id": "", "function": {"name": name, "arguments": '{"a":1}'}},
+            ],
+        )
+        for name in ("get", "put")
+    },
+    "one index for all calls, with ids, in turns": (
+        [[A_PIECE], [B_PIECE], [call(0, "}", name="get", id=FIRST["id"])], [call(0, "]", id=SECOND["id"])]],
+        [GET, PUT],
+    ),
+    "one index for all calls, with ids in the first pieces": ([[A_PIECE], [A_REST], [B_PIECE], [call(0, "]")]], [GET, PUT]),
     "in the order of their index": ([[WHOLE[1] | {"index": 1}, WHOLE[0]]], [GET, PUT]),
     **{
         f"whole ones with the indexes {indexes} in {count} chunks": (chunks, [GET, PUT])

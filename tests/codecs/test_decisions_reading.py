@@ -109,7 +109,7 @@ def test_a_label_mass_that_is_none_is_not_taken_for_one() -> None:
             row["x_label_mass" if dialect is SYSTEMONE_OF_SGLANG else "label_mass"] = wrong
             assert "is not valid" in why(dialect, TONE, document), (dialect, wrong)
     document = two(SYSTEMONE, TONE, (0.5, 0.5))
-    assert "is not valid" in why(SYSTEMONE, TONE, {**document, "diagnostics": {"1": document["diagnostics"]["1"]}})
+    assert "the diagnostics have no object for it" in why(SYSTEMONE, TONE, {**document, "diagnostics": {"1": document["diagnostics"]["1"]}})
     unsaid = read(SYSTEMONE, (TONE, RIGHT), {**document, "diagnostics": document["diagnostics"] | {"0": None}}).answers
     assert [each.label_mass for each in unsaid] == [None, 1.0]
     with pytest.raises(Malformed, match="diagnostics"):

@@ -83,6 +83,7 @@ TOO_LONG_TEXTS = [
     OVERLONG,
     "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
     "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens",
+    "litellm.ContextWindowExceededError: OpenAIException - Input tokens exceed the configured limit of 272000 tokens. Your messages ...",
     "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
     "Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)",
     "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
@@ -332,11 +333,14 @@ INSIDE_200: list[tuple[Any, Meaning]] = [
     ({"error": NO_PATH}, WRONG_PLACE),
     ({"error_code": 17, "error_msg": "x"}, TRANSIENT),
     ({"errors": ["no"]}, TRANSIENT),
+    ({"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}}, QUOTA),
+    ({"base_resp": {"status_code": 1000, "status_msg": "unknown error"}, "choices": None}, TRANSIENT),
     ({"code": 400, "msg": "too many requests of yours"}, REFUSED),
 ]
 NO_ERROR: list[Any] = [
     {"code": 0, "msg": "ok"},
     {"code": 200, "message": "success"},
+    {"base_resp": {"status_code": 0, "status_msg": "success"}},
     {"errors": [], "status": "ok"},
     {"type": "ping"},
     [],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from qreward.judge.parsing.forms import Form
@@ -38,11 +39,23 @@ _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "s
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
 _LEADS = re.compile(_LEAD, re.IGNORECASE)
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
-_ENDS = rf"(?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})"
+_ENDS = (
+    rf"(?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN})(?: ?\([^()\d]{{1,30}}\))? ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})"
+)
 _RANGE = re.sub(r"P<\w+>", ":", rf"(?: ?[(\[]{_ENDS}(?: points?| scale)?[)\]])?")
 _BEFORE_SCALE = re.compile(rf"^{_LEAD}$|\b(?:on|using|with|in) (?:an?|the) $", re.IGNORECASE)
 _CHANGE = re.compile(r"[^(\[]*\bfrom ", re.IGNORECASE)
 """The beginning of a range that is a change, as in "from 10 to 8", if its end is the lower number."""
+_NAMED = re.compile(
+    rf"(?<![\w.-])(?:(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?)?(?P<high>{_SPAN})(?P<points>[ -]points?)?(?P<scale>[ -]scale)\b", re.IGNORECASE
+)
+"""A scale whose name begins with its ends, such as "a 1-10 scale"."""
+_TOP = re.compile(
+    rf"^[(\[]?{_LEAD}(?:out of|(?:{phrases('tops')}):?) ?(?P<high>{_SPAN})(?: points?(?=,)|(?: points?)?[)\]]?[.:]?$)", re.IGNORECASE
+)
+"""A sentence that names the highest score, such as "Points available: 5"."""
+_LOOKED_BACK = 500  # characters, so that the time to read a long sentence is linear
+_FRACTION = re.compile(rf"(?<![\w./,-])(?P<number>{DIGITS}) ?(?:/|out of) ?(?P<top>{_SPAN})(?![\w/]|[.,]\d)", re.IGNORECASE)
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS, _CHOICE_LABELS = phrases("score_labels"), phrases("choice_labels")
@@ -107,6 +120,8 @@ class TextReader:
         value = rf"(?:\[?(?P<object>{OBJECT})\]?|(?P<open>\[\[ ?)?{value}(?(open) ?\]\]))[.!\u3002]?"
         in_any_case = value.replace("(?-i:", "(?:")
         self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){in_any_case}", re.IGNORECASE)
+        concluded = rf"{_LEAD}{phrases('concluded')}{_SEPARATOR}{in_any_case}" if self._options is not None else "(?!)"
+        self._concluded = re.compile(concluded, re.IGNORECASE)  # too weak a label for a verdict, but it contradicts one
         self._alone = re.compile(value, re.IGNORECASE)
         self._heading = re.compile(rf"{_LEAD}{labels}{_RANGE} ?[:\uff1a]?", re.IGNORECASE)
         self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
@@ -161,7 +176,7 @@ class TextReader:
         ):
             raise Unreadable("The answer gives more than one verdict.")
         before, previous = match.string[: match.start()], found[place - 1].text if place else ""
-        self._check_scale(before, previous)
+        self._check_scale(before, previous, value)
         if self._prefers_other([before] if place - 1 in places else [previous, before], value):
             raise Unreadable("The words before the verdict prefer another answer.")
         judges = _LEADS.fullmatch(before) or self._judging.search(before) or _RATES.search(before)
@@ -205,26 +220,44 @@ class TextReader:
         clause = re.split("[,;:]", words[: made.end()])[-1]
         return not (_NEGATION.search(clause) or _LOSES.search(clause))
 
-    def _check_scale(self, before: str, previous: str = "") -> None:
+    def _check_scale(self, before: str, previous: str = "", value: float | None = None) -> None:
         """Raise :class:`Unreadable` if the words of a verdict, or the ``previous`` sentence, name another scale than that of the score. The
         previous sentence may be about a scale of the judged text, if its words name this text and not the judge's own score."""
         if self._options is not None:
             return
+        of_previous = filter(self._may_be_of_rating, chain(self._ends.finditer(previous), _NAMED.finditer(previous)))
+        spans = chain(of_previous, _TOP.finditer(previous), self._ends.finditer(before), _NAMED.finditer(before))
+        rates_otherwise = value is not None and any(self._rates_otherwise(words, value) for words in (before, previous))
+        if rates_otherwise or any(map(self._is_other_scale, spans)):
+            raise Unreadable("The answer names another scale beside its score.")
 
-        def of_rating(span: re.Match[str]) -> bool:
-            words = previous[: span.start()]
-            own = any(pattern.search(words) for pattern in (_BEFORE_SCALE, PERSON, self._judging))
-            return own or (span["scale"] is not None and not NAMES_ANOTHER.search(words))
+    def _may_be_of_rating(self, span: re.Match[str]) -> bool:
+        before = span.string[max(0, span.start() - _LOOKED_BACK) : span.start()]
+        own = any(pattern.search(before) for pattern in (_BEFORE_SCALE, PERSON, self._judging))
+        return own or (span["scale"] is not None and not NAMES_ANOTHER.search(before))
 
-        for span in (*filter(of_rating, self._ends.finditer(previous)), *self._ends.finditer(before)):
-            low, high = float(span["low"] or 0), float(span["high"])
-            is_change = low > high and _CHANGE.match(span[0])
-            is_no_scale = not span["scale"] and (is_change or is_level(low, high, self._scale))
-            if not is_no_scale and not spans_scale(low, high, self._scale):
-                raise Unreadable("The answer names another scale beside its score.")
+    def _is_other_scale(self, span: re.Match[str]) -> bool:
+        ends = span.groupdict()
+        low, high = float(ends.get("low") or 0), float(ends["high"])
+        is_change = low > high and _CHANGE.match(span[0])
+        if not ends.get("scale") and (is_change or is_level(low, high, self._scale)):
+            return False
+        counts = ends.get("points") and self._scale and high == self._scale[1] - self._scale[0] + 1  # 0 to 4 is a 5-point scale
+        return not counts and not spans_scale(low, high, self._scale)
+
+    def _rates_otherwise(self, words: str, value: float) -> bool:
+        """Return whether a sentence gives ``value``, perhaps before it was rounded, on another scale, as "I give it 8/10" does an 8 of 100.
+        Other fractions may be of anything."""
+        for each in _FRACTION.finditer(words):
+            if abs(float(plain_number(each["number"])) - value) <= 0.5 and (self._scale is None or float(each["top"]) != self._scale[1]):
+                before = words[max(0, each.start() - _LOOKED_BACK) : each.start()]
+                ends = not _WORD.search(words, each.end())
+                if self._judging.search(before) or (ends and (PERSON.search(before) or _BEFORE_SCALE.search(before))):
+                    return True
+        return False
 
     def _states_other(self, words: str, value: Any) -> bool:
-        match = self._verdict.fullmatch(words)
+        match = self._verdict.fullmatch(words) or self._concluded.fullmatch(words)
         return match is not None and OBJECT not in words and self._stated(match) != value
 
     # in a sentence
@@ -246,7 +279,7 @@ class TextReader:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        self._check_scale("", *(each.text for each in found[max(0, last - 1) : last]))
+        self._check_scale("", found[last - 1].text if last else "", value)
         if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         if self._may_be_revised([words for at, words in others if at > last], value):
@@ -267,6 +300,8 @@ class TextReader:
         if self._options is not None:
             if groups.get("tied"):
                 return self._tie
+            if groups.get("worse"):
+                return self._values["AB".replace(groups["worse"], "")]
             return choice_of(groups["option"] or groups.get("chosen") or groups["better"], self._values)
         in_marks = groups.get("open") or VALUE in match[0]
         if in_marks and ("," in match["number"] or _SIGNED.search(match.string, 0, match.start())):
@@ -334,11 +369,16 @@ class TextReader:
                 r"(?:g[ai]ves?|provide[sd]|offer(?:s|ed)|ha[sd]|wrote) the (?:\w+ ){0,2}(?:better|best|stronger) (?:response|answer|one)"
             )
             beats = rf"(?:beats|outperforms|surpasses|outshines|edges out) {noun}(?-i:[AB])"
-            wins = rf"\b(?P<option>(?-i:[AB]))(?:['\u2019]s (?:response|answer|output))? (?:(?:should )?wins?|{better}|{gives}|{beats})"
+            because = "(?:because|since|as (?:it|they))"
+            of_its_own = r"(?:['\u2019]s (?:response|answer|output))?"
+            worse = rf"\b(?P<worse>(?-i:[AB])){of_its_own} (?:is|was|seems)(?: (?!no|never)\w+){{0,2}} worse"
+            worse += rf"(?= than {noun}(?-i:[AB])\b| overall| {because}\b|[.!,;:]|$)"
+            wins = rf"\b(?P<option>(?-i:[AB])){of_its_own} (?:(?:should )?wins?|{better}|{gives}|{beats})"
             chosen = rf"\b(?:prefer|choose|pick|favou?r|(?:choice|winner|preference) is) {noun}(?P<chosen>(?-i:[AB]))\b(?!['\u2019])"
             self._made.append(
                 re.compile(
-                    rf"{wins}(?= than\b| overall|[.!,;:]|$)|{chosen}|\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}", re.IGNORECASE
+                    rf"{wins}(?= than\b| overall| {because}\b|[.!,;:]|$)|{worse}|{chosen}|\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}",
+                    re.IGNORECASE,
                 )
             )
             settles = rf"(?:\bis|{phrases('goes_with')}) (?:now |still |clearly |therefore )?"

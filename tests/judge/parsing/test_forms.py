@@ -123,12 +123,28 @@ def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
         *(("none", f"{text}\n[[4]]") for text in ("Using a scale of 1 to 5:", "Evaluation scale: 1-5", "The requested scale is 1 to 5.")),
         *(("none", f"{text}\nRating: [[4]]") for text in ("The text is assessed using a scale of 1 to 5.", "Helpfulness, scale 1-5:")),
         *(("none", f"{text}: [[2]]") for text in ("Rating (5-1)", "Score (from 5 to 1)", "Score 5-1")),
+        ("7", "On an 11-point scale, I rate it: [[7]]"),
+        ("7", "It explains how the survey uses its 20-point scale.\nRating: [[7]]"),
+        ("7", "Out of 20 claims, 13 are wrong.\nRating: [[7]]"),
+        ("7", "The response says 7/20, which was the task.\nRating: [[7]]"),
+        ("7", "It was 7/20/2024, as the response says. Rating: [[7]]"),
+        ("7", "I would give 9/20 for its style alone.\nRating: [[7]]"),
+        ("7", "Clarity: 7/20\nDepth: 7/20\n\nRating: [[7]]"),
     ]
     for low, top, expected in ((1, 20, "none"), (3, 10, "none"), (0, 10, "7"), (1, 10, "7")):
         span = f"{low}-{top}"
         scales = [f"Rating ({span}): ", f"Rating ({span} scale): ", f"**Final rating ({span})**\n", f"Rating {span}: "]
         scales += [f"On a scale of {low} to {top}, I rate it ", f"My scale is {span}.\nScore: "]
+        scales += [
+            f"On a {span} scale, I rate it ",
+            f"On a scale from {low} (worst) to {top} (best), I rate it:\n",
+            f"(Scale: {span})\nScore: ",
+        ]
         cases += [(expected, f"It is right.\n\n{text}[[7]]") for text in scales]
+    for top, expected in ((20, "none"), (10, "7")):
+        given = [f"I'd give it a 7/{top}. ", f"I would give it 7 out of {top}.\n", f"7.5/{top}\n", f"It is right; I call it 7/{top}: "]
+        tops = [f"Points available: {top}\n", f"Out of {top}:\n", f"Out of {top} points, I award:\n", f"Using a {top}-point scale: "]
+        cases += [(expected, f"It is right.\n\n{text}[[7]]") for text in (*given, *tops)]
     cases += [(to, f"Rating {text}: [[7]]") for top, to in ((20, "none"), (10, "7")) for text in (f"(out of {top})", f"out of {top}")]
     assert others([(expected, text, "[[5]]") for expected, text in cases]) == []
 
@@ -173,10 +189,20 @@ def test_a_verdict_on_a_pair_is_refused_if_the_words_beside_it_prefer_another_an
         "[[A]]\nOn balance I would go with {}.",
         "[[A]]\nThe one that I would choose is response {}, as it is short.",
         "[[A]]\n{}.",
+        "[[A]]\nAssistant {} is better because it is right.",
+        "Therefore, Assistant {}'s answer is better since it is right.\n\nFinal verdict: [[A]]",
+        *(f"[[A]]\n\n{label}: {{}}" for label in ("Overall", "My choice", "Final")),
     ]
     cases = [("A" if side == "A" else "none", text.format(side), "[[A>>B]]") for text in sides for side in "AB"]
     ties = ["It is a tie: [[A]]", "My final verdict is tie: [[A>B]]", "[[A]]\n\nBoth are good, so it is a tie."]
     cases += [(side, f"[[A]]\nResponse {text}.", "[[A>>B]]") for side, text in (("A", "A beats B"), ("none", "B outperforms response A"))]
+    worse = (
+        ("none", "A is worse than B"),
+        ("A", "B is much worse"),
+        ("A", "A is no worse than B"),
+        ("A", "B is worse because it is wrong"),
+    )
+    cases += [(side, f"Response {text}. [[A]]", "[[A>>B]]") for side, text in worse]
     denied = ("It is not true that B gave the better answer", "It cannot be said that response B beats A", "I doubt that B is better")
     cases += [("A", f"{text}. [[A]]", "[[A>>B]]") for text in denied]
     kept = ("There is no doubt that B is better", "It is not true that both are good, so B is better")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
@@ -81,8 +80,8 @@ class BatchQueue(Generic[T, R]):
         """Begin without items and with counters of zero, also in a forked child. Returns what the child inherited."""
         inherited = self.__dict__.copy()
         self.counters = BatchCounters()
-        self._workers: dict[asyncio.AbstractEventLoop, dict[int, LoopWorker]] = {}  # by event loop, and in it by the id of the instance
-        self._lock = threading.Lock()
+        self._workers: dict[Hashable, LoopWorker] = {}  # of each event loop, or of each event loop and instance; any thread may change it
+        self._loops = weakref.WeakSet[asyncio.AbstractEventLoop]()  # those that have used this queue
         return inherited
 
     def __repr__(self) -> str:
@@ -261,27 +260,31 @@ class BatchQueue(Generic[T, R]):
 
     def loop_workers(self) -> list[LoopWorker]:
         """Return the workers of all event loops that are not closed."""
-        everywhere = [worker for workers in list(self._workers.values()) for worker in list(workers.values())]
-        return [worker for worker in everywhere if not worker.loop.is_closed()]
+        return [worker for worker in list(self._workers.values()) if not worker.loop.is_closed()]
 
     def _here(self, instance: Any = None) -> LoopWorker:
         """Return the worker of the running event loop. Each instance has a worker of its own, which is freed with the instance."""
         loop = asyncio.get_running_loop()
-        workers = self._workers.get(loop)
-        if workers is None:
-            with self._lock:
-                for dead in [known for known in self._workers if known.is_closed()]:
-                    for its in list(self._workers.pop(dead).values()):  # a copy, because any thread may free an instance meanwhile
-                        if its.finalizer is not None:
-                            its.finalizer.detach()  # it would keep the closed event loop alive
-                workers = self._workers[loop] = {}
-        worker = workers.get(id(instance))
+        place: Hashable = loop if instance is None else (loop, id(instance))
+        worker = self._workers.get(place)
         if worker is None:
-            worker = workers[id(instance)] = LoopWorker(self, loop)
+            if loop not in self._loops:
+                self._loops.add(loop)
+                self._forget_closed()
+            worker = self._workers[place] = LoopWorker(self, loop)
             if instance is not None:
-                worker.finalizer = weakref.finalize(instance, workers.pop, id(instance), None)
+                worker.finalizer = weakref.finalize(instance, self._workers.pop, place, None)
                 worker.finalizer.atexit = False
         return worker
+
+    def _forget_closed(self) -> None:
+        """Drop the workers of closed event loops."""
+        for place in list(self._workers):
+            worker = self._workers.get(place)  # None if its instance was freed meanwhile
+            if worker is not None and worker.loop.is_closed():
+                self._workers.pop(place, None)
+                if worker.finalizer is not None:
+                    worker.finalizer.detach()  # it would keep the closed event loop alive
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:

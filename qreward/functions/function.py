@@ -157,7 +157,8 @@ class ScheduledFunction(Function):
         with self.engine.lock:  # other functions of the pool may be in use
             self.engine.scheduler.add(self)
         follow = WeakMethod(self._follow, lambda _: remove())  # a shared configuration keeps no function alive
-        remove = config.on_change(lambda config, _: (found := follow()) and found(config))
+        # not ``config.on_change``: the callbacks of a configuration of 0.1.7 take one argument
+        remove = ScheduleConfig.on_change(config, lambda config, _: (found := follow()) and found(config))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.body, self.config)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from types import CellType, FunctionType
 from typing import Any
 
+import pytest
 from batching_tools import kinds, outcomes, settings_of, start, turns
 
 from qreward.batching import BatchQueue, batch
@@ -204,6 +205,17 @@ def test_instances_may_be_freed_while_their_event_loops_are_looked_through_which
         loop.run_until_complete(use(20))
     for loop in loops:
         loop.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_event_loop_that_is_never_closed_is_freed_with_the_instances_that_it_served() -> None:
+    async def use() -> weakref.ref[asyncio.AbstractEventLoop]:
+        assert await Held("x").method(1) == "x1 of 1"
+        return weakref.ref(asyncio.get_running_loop())
+
+    freed = asyncio.new_event_loop().run_until_complete(use())
+    gc.collect()
+    assert freed() is None
 
 
 async def test_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:

@@ -355,6 +355,22 @@ def test_a_zero_in_the_environment_switches_off_and_the_other_variables_are_take
     assert config == OldScheduleConfig(retry_times=7)
 
 
+def test_a_function_of_today_follows_a_configuration_of_0_1_7() -> None:
+    tries: list[None] = []
+
+    def fails() -> None:
+        tries.append(None)
+        raise ValueError
+
+    config = OldScheduleConfig(retry_interval=1e-3)
+    function = qreward.schedule(config)(fails)
+    for most in (0, 2):
+        config.update(retry_times=most)
+        with pytest.raises(ValueError):  # noqa: PT011 - it has no message
+            function()
+    assert len(tries) == 1 + 3
+
+
 def test_a_setting_that_has_no_effect_any_more_does_not_hinder_the_others() -> None:
     config = OldScheduleConfig(timeout=5, adaptive_window_seconds=10.0)
     assert config.update(retry_times=4, adaptive_window_seconds=3.0) == {"retry_times"}

@@ -28,6 +28,7 @@ from qreward.engine.fleet import resolved
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestError, RequestTimeout
 from qreward.integrations.trainers.settings import SCORERS, VARIABLE, RewardConfig, name_source_in_errors, read_reward_settings
 from qreward.integrations.trainers.settings import check as check_reward_config
+from qreward.judge import make_scorer
 from qreward.render import text_table
 from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.outcome import Failure
@@ -141,6 +142,7 @@ def configuration(file: str | None) -> tuple[ClientConfig, tuple[ScorerModel, ..
     config = found.client or config_from_env()
     with name_source_in_errors(found):
         check_reward_config(found, endpoints_by_pattern(config).items())
+        make_scorer(QRewardClient.from_config(config), found.scorer, owns_client=False)  # sends nothing
     asked = (
         ScorerModel(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
         for setting, stage in found.stages.items()

@@ -37,7 +37,6 @@ _ZERO_MEANT = {  # parameter -> what its 0 did in 0.1.7, as a value of today
     "limit_size": None,
     "circuit_breaker_threshold": None,
     "circuit_breaker_recovery": 1e-6,  # the next call is let through
-    "adaptive_latency_threshold": None,
     "adaptive_limit_min": 1,
     "speed_up_max_multiply": 1,
 }
@@ -52,10 +51,6 @@ def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of ``qreward.ScheduleConfig`` that correspond to settings of 0.1.7."""
     new = {name: value for name, value in old.items() if name != "adaptive_window_seconds"}
     new |= {name: meaning for name, meaning in _ZERO_MEANT.items() if _is_zero(new.get(name))}
-    for name in ("hedged_request_max_times", "hedged_request_proportion"):
-        if _is_zero(new.get(name)):  # no hedges
-            del new[name]
-            new["hedged_request_time"] = None
     if "exception_types" in new:
         types = _types(new["exception_types"])
         named = tuple(kind for kind in types if not isinstance(kind, type) or issubclass(kind, Exception))
@@ -67,7 +62,7 @@ def _is_zero(value: Any) -> bool:
     """Return True also for a text, as in the environment."""
     try:
         return float(value) == 0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -449,6 +449,8 @@ def test_of_the_settings_of_a_trainer_the_models_of_the_scorers_must_be_served(c
         ({}, {"judge": {"model": ["judge-7b", "other"]}}, "a: it does not serve 'other', but 'judge-7b'; change judge.model"),
         ({}, {"reward_model": "rm-7b"}, "a: it does not serve 'rm-7b', but 'judge-7b'; change reward_model"),
         ({}, {"cascade": {"stages": ["rm-7b", {"model": "judge-7b"}]}}, "change cascade.stages.0"),
+        ({}, {"judge": {"model": "judge-7b", "scale": [10, 0]}}, "scale must be (lowest, highest), such as (0, 10), not (10, 0)"),
+        ({}, {"judge": {"model": "judge-7b", "budget": {"cost": 1}}}, "needs the price of the endpoints"),
         ({"models": ["judge-8b"]}, {"judge": {"model": "judge-8b"}}, "a: it does not serve 'judge-8b', but 'judge-7b'; change models or"),
         ({"models": ["judge-7b"]}, {"judge": {"model": "jugde-7b"}}, "judge.model: no endpoint of the client serves the model 'jugde-7b'"),
     ]

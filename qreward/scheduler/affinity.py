@@ -266,12 +266,14 @@ class AffineQueue(Generic[T]):
         keys = prefix.keys
         seen, other = self._shared(keys, task.position)
         held = holders.last_held(keys, seen)
-        group = self._root
+        outer = group = self._root
         for shared in (seen, held):
             if shared:
-                group = self._groups.get(keys[shared - 1]) or self._add_group(prefix, shared, holders)
+                outer, group = group, self._groups.get(keys[shared - 1]) or self._add_group(prefix, shared, holders)
             if shared == seen and other is not None and other.group.depth < shared:
                 self._move(other, group)
+        if outer is not group:  # if the inner group was there before, the outer one may be empty
+            self._tidy(outer)
         return group
 
     def _shared(self, keys: tuple[int, ...], position: int) -> tuple[int, T | None]:

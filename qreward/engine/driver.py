@@ -34,8 +34,9 @@ TURNS = 64
 class Backend(Protocol):
     """Sends requests. Each event loop has a backend of its own.
 
-    A backend may also have ``stream(endpoint, call)`` (see ``streams``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
-    and ``keep(endpoints)``, which closes the connections to all other endpoints. ``keep`` is called in the event loop.
+    A backend may also have ``stream(endpoint, call)`` (see ``streams``), ``withheld(endpoint, call)``, which returns a failure if
+    another endpoint should be sent the stream, ``look(endpoint)`` to probe an endpoint (see ``probing``), and ``keep(endpoints)``, which
+    closes the connections to all other endpoints. ``keep`` is called in the event loop.
     """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:

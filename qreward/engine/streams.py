@@ -89,7 +89,7 @@ class StreamAttempt:
             if self._timing is not None and (limit := self._timing.first_limit(attempt.overdue)) is not None:
                 self._limit = limit
                 self._within(self._loop.time(), limit)
-            opened: OpenStream | Failure = await backend.stream(attempt.source.endpoint, attempt.task.payload)
+            opened: OpenStream | Failure = self._withheld() or await backend.stream(attempt.source.endpoint, attempt.task.payload)
             return opened if isinstance(opened, Failure) else await self._read(opened)
         except asyncio.CancelledError:
             if not self._expired or me.uncancel() > self._before:  # not (only) the timer cancelled
@@ -102,6 +102,16 @@ class StreamAttempt:
         finally:
             self._set_timer(inf)
             self._waiter.attempt_ended(self)
+
+    def _withheld(self) -> Failure | None:
+        """Return the failure for which the backend would rather not send the stream to this source, if another source may be sent it."""
+        attempt, backend = self._attempt, self._waiter.driver.backend
+        source, task, withheld = attempt.source, attempt.task, getattr(backend, "withheld", None)
+        failure: Failure | None = withheld(source.endpoint, task.payload) if withheld is not None else None
+        if failure is None:
+            return None
+        rest = (other for other in task.pool.sources if other is not source and other not in task.unfit)
+        return failure if any(other.health.in_service for other in rest) else None
 
     async def _read(self, stream: OpenStream) -> Outcome:
         self._stream, attempt, waiter = stream, self._attempt, self._waiter

@@ -37,7 +37,7 @@ look-ahead by more than the look-ahead divided by this number. So several tasks 
 SLICE = 256
 """Maximum number of tasks that are sorted in one call. A longer call would delay requests."""
 REMEMBERED = 65_536
-"""Number of keys of recent tasks at which all of them are forgotten."""
+"""Number of keys of recent tasks at which the older half of them is forgotten."""
 SEVERAL = -1
 """Stands for the position of a task if several tasks had a key."""
 
@@ -266,20 +266,22 @@ class AffineQueue(Generic[T]):
         keys = prefix.keys
         seen, other = self._shared(keys, task.position)
         held = holders.last_held(keys, seen)
-        group = self._root
+        outer = group = self._root
         for shared in (seen, held):
             if shared:
-                group = self._groups.get(keys[shared - 1]) or self._add_group(prefix, shared, holders)
+                outer, group = group, self._groups.get(keys[shared - 1]) or self._add_group(prefix, shared, holders)
             if shared == seen and other is not None and other.group.depth < shared:
                 self._move(other, group)
+        if outer is not group:  # if the inner group was there before, the outer one may be empty
+            self._tidy(outer)
         return group
 
     def _shared(self, keys: tuple[int, ...], position: int) -> tuple[int, T | None]:
         """Return how many keys of the task at ``position`` other tasks have had, and the task that alone had the last one, if it waits."""
         seen = self._seen
         if len(seen) > REMEMBERED:
-            seen.clear()
-            self._formed.clear()
+            seen = self._seen = dict(islice(seen.items(), len(seen) // 2, None))
+            self._formed.intersection_update(seen)
         shared, at = 0, SEVERAL
         if not seen.keys().isdisjoint(keys):  # unusual; faster than one by one
             shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen)

@@ -79,6 +79,18 @@ class HttpBackend:
                 self._leave(connection)
         return opened
 
+    def withheld(self, endpoint: Endpoint, call: WireRequest) -> Failure | None:
+        """Return a failure for a stream that another endpoint should be sent, because this one seems to end no stream of the model."""
+        connection, model = self._connections.get(id(endpoint)), call.model
+        if connection is None or connection.unended.get(model, 0) < MOST_UNENDED or not cast("ChatCodec", call.codec).failures:
+            return None
+        if (now := monotonic()) >= connection.trials[model]:
+            connection.trials[model] = now + TRIAL_AFTER
+            return None
+        failure = connection.failed(Reply(200, {}, b""), call).by_body(Ignored(_UNENDED))
+        failure.hurts_health = False
+        return failure
+
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``."""
         connection: EndpointConnection | None = None
@@ -326,7 +338,8 @@ model is taken to send none. Streams at the same time count once, because those 
 ENDS = -1
 """Stands in ``unended`` for a model whose streams had a ``finish_reason``."""
 TRIAL_AFTER = 60.0
-"""Seconds for which an endpoint is sent no stream of a model for which it seems to send no ``finish_reason``: each is paid and fails."""
+"""Seconds between two streams of a model that an endpoint is sent although it seems to send no ``finish_reason`` for it and others could be
+sent them: each is paid and fails."""
 MOST_MODELS = 1000
 """Maximum number of models in ``unended``. The number is bounded, because the names come from callers."""
 
@@ -513,12 +526,6 @@ class ChatStream:
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
     cap, unended = connection.endpoint.max_response_bytes, connection.unended.get(call.model, 0)
-    if unended >= MOST_UNENDED:
-        if (now := monotonic()) < connection.trials[call.model]:
-            failure = connection.failed(Reply(200, {}, b""), call).by_body(Ignored(_UNENDED))
-            failure.hurts_health = False
-            return failure
-        connection.trials[call.model] = now + TRIAL_AFTER
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in OTHER_BODY

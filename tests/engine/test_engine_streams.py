@@ -17,6 +17,7 @@ from qreward import (
     ConfigError,
     Endpoint,
     Hedge,
+    InvalidResponse,
     Limits,
     NoEndpoint,
     QRewardClient,
@@ -28,7 +29,7 @@ from qreward import (
     Timeouts,
 )
 from qreward.engine.streams import AHEAD, GRACE
-from qreward.scheduler.outcome import RateLimit, RateLimitInfo
+from qreward.scheduler.outcome import Failure, FailureKind, RateLimit, RateLimitInfo
 from qreward.scheduler.stats import GAP_LEAST, KNOWN
 from qreward.scheduler.task import CancelReason
 
@@ -69,6 +70,26 @@ async def test_nothing_is_sent_before_it_is_begun_in_one_of_four_ways() -> None:
         assert await streams[2] is streams[2]
         assert wire.prompts == ["0", "1", "2"]
         assert await streams[3].final() == "re: 3"
+
+
+async def test_a_stream_that_an_endpoint_should_not_be_sent_goes_to_another_one_and_without_another_to_that_one() -> None:
+    class Withholding(StreamWire):
+        def withheld(self, endpoint: Endpoint, call: Any) -> Failure | None:
+            never = InvalidResponse("such streams have no ending there")
+            return None if endpoint.name == "c" else Failure(FailureKind.UNSUITABLE, never, hurts_health=False)
+
+    for names, sent_to in (("abc", "c"), ("a", "a"), ("ab", "ab")):
+        wire = Withholding()
+        async with client_of(wire, dict.fromkeys(names, 4)) as client:
+            for number in range(4):
+                assert await ask(client, number).final() == f"re: {number}"
+        assert {name for name, _, _ in wire.sent} <= set(sent_to), names
+        assert len(wire.sent) == 4, names
+    wire = Withholding()
+    async with client_of(wire, dict.fromkeys("ac", 4)) as client:
+        client.mark_unhealthy("c")
+        assert await ask(client).final() == "re: hi"
+    assert [name for name, _, _ in wire.sent] == ["a"]
 
 
 async def test_what_is_wrong_is_said_at_once() -> None:

@@ -8,10 +8,12 @@ from itertools import product
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
+from qreward.scheduler import affinity
 from qreward.scheduler.affinity import COMPARED, AffineQueue, Group
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import EACH
@@ -232,6 +234,33 @@ def test_groups_of_which_nothing_waits_are_forgotten_and_what_sources_hold_is_no
     for key in (1, 0, 1, 0):
         scene.add(key, 1000 + key)
     assert [scene.take(source) for source in (0, 1, 0, 1)] == [401, 400, 403, 402]
+
+
+def test_a_group_around_one_that_was_there_before_is_forgotten_if_no_task_is_in_it() -> None:
+    """The line finds the outer group only after it has forgotten older tasks."""
+    scene = Scene(sources=1)
+    for last in (4, 5):
+        scene.add(1, 2, 3, last, named=False)
+    assert scene.take() == 0
+    scene.line._seen.clear()
+    other = scene.add(1, 2, 6, named=False)
+    scene.line.form_groups(AHEAD, scene.holders)
+    scene.line.discard(other)
+    scene.add(1, 2, 3, 7, named=False)
+    assert [scene.take() for _ in range(2)] == [1, 3]
+    assert len(scene.line._groups) == scene.line._root.inner == 0
+
+
+def test_half_of_the_keys_of_recent_tasks_are_remembered_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each two tasks of a document have three others between them, with 40 keys in all."""
+    monkeypatch.setattr(affinity, "REMEMBERED", 100)
+    scene = Scene(ahead=1000)
+    for number in range(120):
+        document = number // 8 * 4 + number % 4
+        scene.add(*(100 * document + place for place in range(9)), 100_000 + number, named=False)
+    scene.line.form_groups(scene.ahead, scene.holders)
+    assert len(scene.line._seen) <= 110
+    assert len(scene.line._groups) == 60
 
 
 def test_groups_within_which_tasks_wait_are_not_forgotten_and_each_knows_how_many_are_directly_in_it() -> None:

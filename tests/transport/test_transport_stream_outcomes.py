@@ -29,6 +29,7 @@ from stream_tools import (
 )
 from transport_server import ENGINES, Connection, Request, Script, always, answer, backend_to, hang
 
+from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
@@ -112,9 +113,10 @@ async def test_done_without_an_ending_is_a_passing_failure_unless_the_server_nev
     assert await kinds(WHOLE, *[cut] * 5, models="gbcbcb") == [None, passing, passing, never, never, never]
 
 
-async def test_a_server_that_never_sends_an_ending_for_a_model_is_sent_one_more_stream_of_it_each_minute(
+async def test_a_server_that_never_sends_an_ending_for_a_model_should_be_sent_one_more_stream_of_it_each_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It is sent more of them if there is no other."""
     now, sent = 0.0, 0
     monkeypatch.setattr(backend_module, "monotonic", lambda: now)
 
@@ -125,17 +127,22 @@ async def test_a_server_that_never_sends_an_ending_for_a_model_is_sent_one_more_
 
     async with backend_to(script) as (_, endpoint, backend):
 
-        async def kinds(model: str = "m") -> list[FailureKind | None]:
-            found = [(await ask(backend, endpoint, replace(call(), model=model)))[1] for _ in range(5)]
-            return [each.kind if isinstance(each, Failure) else None for each in found]
+        async def kinds(model: str = "m", *, other: bool = True, codec: ChatCodec = CHAT) -> list[FailureKind | None]:
+            what, found = replace(call(), model=model, codec=codec), []
+            for _ in range(5):
+                outcome = (backend.withheld(endpoint, what) if other else None) or (await ask(backend, endpoint, what))[1]
+                found.append(outcome.kind if isinstance(outcome, Failure) else None)
+            return found
 
         never = FailureKind.UNSUITABLE
         assert (await kinds(), sent) == ([FailureKind.TRANSIENT, *[never] * 4], 2)
+        assert (await kinds(other=False), sent) == ([never] * 5, 7)
+        assert (await kinds(codec=VERBATIM_CHAT), sent) == ([None] * 5, 12), "these need no ending"
         now = 60.0
-        assert (await kinds(), sent) == ([never] * 5, 3)
+        assert (await kinds(), sent) == ([never] * 5, 13)
         now = 120.0
-        assert (await kinds("other"), sent) == ([None] * 5, 8)
-        assert (await kinds(), sent) == ([None] * 5, 13)
+        assert (await kinds("other"), sent) == ([None] * 5, 18)
+        assert (await kinds(), sent) == ([None] * 5, 23)
 
 
 def test_an_ending_that_means_a_cut_or_a_failure_stays_even_if_another_one_follows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import partial
 from itertools import chain, takewhile
 from typing import Any
@@ -314,6 +315,7 @@ def _member(name: str, values: list[Any], joins: bool) -> Any:
 def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
     """Return the items of a list that came in parts. Servers may leave out the index of a tool call, or give several calls the same one."""
     entries, names, ids, last = dict[int, _Values](), dict[int, str](), dict[int, str](), -1
+    tries = Counter[int]()  # place -> how often its arguments were read and were not whole
     begun: dict[Any, int] = {}  # index and id, either of them, or neither -> place of the item that had them last
     for items in lists:
         for number, item in enumerate(filter(lambda item: isinstance(item, dict), items)):
@@ -322,7 +324,12 @@ def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
             own = function.get("name") if isinstance(function, dict) and isinstance(function.get("name"), str) else None
             place = begun.get((index, identity), begun.get((index, ""), index or 0))
             if own and place in entries:
-                another = ids.get(place, identity) != identity if identity else _is_whole(entries[place], own == names.get(place), function)
+                if identity:
+                    another = ids.get(place, identity) != identity
+                else:
+                    arguments = _whole_at_most(entries[place], own == names.get(place), function) if tries[place] < _MOST_TRIES else ""
+                    another = bool(arguments) and _is_object(arguments)
+                    tries[place] += bool(arguments)
                 place = last + 1 if another or (index is None and number > 0) else place
             last = max(last, place)
             begun |= dict.fromkeys(((index, identity), (index, ""), (None, "")), place)
@@ -339,20 +346,23 @@ def _by_index(name: str, lists: list[list[Any]]) -> list[dict[str, Any]]:
 
 
 _MOST_PARTS = 5000  # of a call that may be whole, so that the time for a hostile stream is short
+_MOST_TRIES = 50  # to read the arguments of one call
 
 
-def _is_whole(call: _Values, same_name: bool, function: dict[str, Any]) -> bool:
-    """Return whether a call has all its arguments, so that the name in ``function`` begins another one. Some servers repeat the name with
-    each piece of the arguments."""
+def _whole_at_most(call: _Values, same_name: bool, function: dict[str, Any]) -> str:
+    """Return the arguments of a call if they may be whole, so that the name in ``function`` begins another call; otherwise "". Some servers
+    repeat the name with each piece of the arguments."""
     parts = call.get("function", [])
     if len(parts) > _MOST_PARTS or (same_name and not str(function.get("arguments")).lstrip().startswith("{")):
-        return False
+        return ""
     pieces = (each.get("arguments") for each in reversed(parts) if isinstance(each, dict))
     texts = filter(None, (piece for piece in pieces if isinstance(piece, str)))
     last = next(texts, "")
-    if not last.rstrip().endswith("}"):
-        return False
+    return "".join([*texts][::-1]) + last if last.rstrip().endswith("}") else ""
+
+
+def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads("".join([*texts][::-1]) + last), dict)
+        return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False

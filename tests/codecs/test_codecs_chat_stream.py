@@ -206,6 +206,21 @@ def test_many_parts_of_a_list_are_put_together_in_linear_time() -> None:
     assert message_of(chunk({"reasoning_details": many}))["reasoning_details"] == many
 
 
+def test_arguments_that_may_be_whole_are_read_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def is_object(text: str) -> bool:
+        read.append(text)
+        return False
+
+    monkeypatch.setattr("qreward.codecs.chat_stream._is_object", is_object)
+    pieces = [call(0, '{"a":"', name="get"), *(call(0, "{}", name="get") for _ in range(200))]
+    assert message_of(*(chunk({"tool_calls": [piece]}) for piece in pieces))["tool_calls"] == [
+        {"function": {"name": "get", "arguments": '{"a":"' + "{}" * 200}}
+    ]
+    assert len(read) == 50
+
+
 def test_members_of_a_choice_that_openai_does_not_have_are_kept() -> None:
     ours = assembled(
         [

@@ -56,6 +56,8 @@ _TOP = re.compile(
 """A sentence that names the highest score, such as "Points available: 5"."""
 _LOOKED_BACK = 500  # characters, so that the time to read a long sentence is linear
 _FRACTION = re.compile(rf"(?<![\w./,-])(?P<number>{DIGITS}) ?(?:/|out of) ?(?P<top>{_SPAN})(?![\w/]|[.,]\d)", re.IGNORECASE)
+_COUNTED = re.compile(rf" (?!(?:{phrases('after_rating')})\b)[^\W\d]", re.IGNORECASE)
+"""What follows a fraction of things, such as "7 out of 8 claims", and none that is a rating."""
 _SIGNED = re.compile(r"(?<![\w-])(?:[-\u2212]|[<~\u2248\u2264\u2265\u00b1] ?)$")
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS, _CHOICE_LABELS = phrases("score_labels"), phrases("choice_labels")
@@ -72,11 +74,14 @@ _COURTESY = re.compile(phrases("courtesy"), re.IGNORECASE)
 _BETTER = rf"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{{0,30}}(?:{vocabulary('better')})"
 _LETTER = re.compile(r"(?<![\w'\u2019])[AB](?!\w)")
 _DENIES = re.compile(phrases("denies"), re.IGNORECASE)
+_CONCEDES = re.compile(phrases("concedes"), re.IGNORECASE)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 _TASK = any_word(vocabulary("task"), "=")
+_COMPUTES = any_word(vocabulary("computes"))
 _NEGATION = any_word(vocabulary("negation"))
 _LOSES = any_word(vocabulary("loses"))
+_IS_BETTER = any_word(vocabulary("is_better"))
 _SUPPOSED = any_word(vocabulary("supposed"))
 _NOT_OWN = any_word(
     *map(vocabulary, ("condition", "not_quite", "judged_text", "shows")),
@@ -207,7 +212,9 @@ class TextReader:
     def _prefers_other(self, texts: Sequence[str], value: Any) -> bool:
         """Return whether one of the texts says that another answer of a pair than ``value`` is better."""
         return self._tie is not None and any(
-            self._stated(made) != value and not _DENIES.search(words, 0, made.start())
+            self._stated(made) != value
+            and not _DENIES.search(words, 0, made.start())
+            and not ((made["worse"] or made["because"]) and _CONCEDES.search(words, 0, made.start()))
             for words in texts
             for made in self._made[-1].finditer(words)
         )
@@ -218,7 +225,8 @@ class TextReader:
         if made is None or self._stated(made) == value or {*_LETTER.findall(words)} != {made["option"] or made["chosen"]}:
             return False
         clause = re.split("[,;:]", words[: made.end()])[-1]
-        return not (_NEGATION.search(clause) or _LOSES.search(clause))
+        is_winner = made[0][:2].lower() != "is" or _IS_BETTER.search(clause)  # as in "Despite its errors I would go with B"
+        return not (_NEGATION.search(clause) or (_LOSES.search(clause) and not is_winner))
 
     def _check_scale(self, before: str, previous: str = "", value: float | None = None) -> None:
         """Raise :class:`Unreadable` if the words of a verdict, or the ``previous`` sentence, name another scale than that of the score. The
@@ -233,7 +241,9 @@ class TextReader:
 
     def _may_be_of_rating(self, span: re.Match[str]) -> bool:
         before = span.string[max(0, span.start() - _LOOKED_BACK) : span.start()]
-        own = any(pattern.search(before) for pattern in (_BEFORE_SCALE, PERSON, self._judging))
+        said = max((person.start() for person in PERSON.finditer(before)), default=0)
+        of_another = span.re is _NAMED and NAMES_ANOTHER.search(before, said)  # "I see that the response misread the 5-point scale."
+        own = any(pattern.search(before) for pattern in (_BEFORE_SCALE, *(() if of_another else (PERSON, self._judging))))
         return own or (span["scale"] is not None and not NAMES_ANOTHER.search(before))
 
     def _is_other_scale(self, span: re.Match[str]) -> bool:
@@ -248,12 +258,19 @@ class TextReader:
     def _rates_otherwise(self, words: str, value: float) -> bool:
         """Return whether a sentence gives ``value``, perhaps before it was rounded, on another scale, as "I give it 8/10" does an 8 of 100.
         Other fractions may be of anything."""
+        highest = self._scale[1] if self._scale else 0.0
         for each in _FRACTION.finditer(words):
-            if abs(float(plain_number(each["number"])) - value) <= 0.5 and (self._scale is None or float(each["top"]) != self._scale[1]):
+            number, top = float(plain_number(each["number"])), float(each["top"])
+            agrees = top == highest or (top and highest and abs(number / top - value / highest) <= 0.01)  # 1/2 is 0.5 on a scale up to 1
+            if abs(number - value) <= 0.5 and not agrees:
                 before = words[max(0, each.start() - _LOOKED_BACK) : each.start()]
-                ends = not _WORD.search(words, each.end())
-                if self._judging.search(before) or (ends and (PERSON.search(before) or _BEFORE_SCALE.search(before))):
+                if not _COUNTED.match(words, each.end()) and self._judging.search(before):
                     return True
+                if not _WORD.search(words, each.end()):
+                    said = [person.start() for person in PERSON.finditer(before)]
+                    solves = _TASK.search(before) or _COMPUTES.search(before, *said[-1:])
+                    if _BEFORE_SCALE.search(before) or (said and not solves):
+                        return True
         return False
 
     def _states_other(self, words: str, value: Any) -> bool:
@@ -371,13 +388,15 @@ class TextReader:
             beats = rf"(?:beats|outperforms|surpasses|outshines|edges out) {noun}(?-i:[AB])"
             because = "(?:because|since|as (?:it|they))"
             of_its_own = r"(?:['\u2019]s (?:response|answer|output))?"
-            worse = rf"\b(?P<worse>(?-i:[AB])){of_its_own} (?:is|was|seems)(?: (?!no|never)\w+){{0,2}} worse"
-            worse += rf"(?= than {noun}(?-i:[AB])\b| overall| {because}\b|[.!,;:]|$)"
+            worse = rf"\b(?P<worse>(?-i:[AB])){of_its_own} (?:is|was|seems)(?: (?!(?:{phrases('hardly')})\b)\w+){{0,2}} worse"
+            of_aspect = rf"(?! {phrases('of_aspect')}\b)"
+            worse += rf"(?= than {noun}(?-i:[AB])\b{of_aspect}| overall{of_aspect}| {because}\b|[.!;:]|,(?! {phrases('but')}\b)|$)"
             wins = rf"\b(?P<option>(?-i:[AB])){of_its_own} (?:(?:should )?wins?|{better}|{gives}|{beats})"
             chosen = rf"\b(?:prefer|choose|pick|favou?r|(?:choice|winner|preference) is) {noun}(?P<chosen>(?-i:[AB]))\b(?!['\u2019])"
             self._made.append(
                 re.compile(
-                    rf"{wins}(?= than\b| overall| {because}\b|[.!,;:]|$)|{worse}|{chosen}|\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}",
+                    rf"{wins}(?= than\b| overall|(?P<because> {because}\b)|[.!,;:]|$)|{worse}|{chosen}|"
+                    rf"\b(?P<tied>{phrases('tied')})(?![\w-])|{_BETTER}",
                     re.IGNORECASE,
                 )
             )

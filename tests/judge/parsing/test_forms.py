@@ -130,6 +130,13 @@ def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
         ("7", "It was 7/20/2024, as the response says. Rating: [[7]]"),
         ("7", "I would give 9/20 for its style alone.\nRating: [[7]]"),
         ("7", "Clarity: 7/20\nDepth: 7/20\n\nRating: [[7]]"),
+        ("7", "The score reflects that 7 out of 8 claims are correct.\n\nRating: [[7]]"),
+        ("7", "I rate it highly because it gets 7/8 steps right.\n\nRating: [[7]]"),
+        *(("7", f"{text} 7/9.\n\nRating: [[7]]") for text in ("I get", "We have x =", "I think that the right probability is")),
+        ("0", "I give it 0 out of 5.\n\nRating: [[0]]"),
+        ("5", "I would give it 1/2.\n\nRating: [[5]]"),
+        ("1", "I would give it 1 out of 10, as it is wrong.\n\nRating: [[1]]"),
+        ("4", "I think the response misread the 5-point scale of the survey. Rating: [[4]]"),
     ]
     for low, top, expected in ((1, 20, "none"), (3, 10, "none"), (0, 10, "7"), (1, 10, "7")):
         span = f"{low}-{top}"
@@ -142,7 +149,14 @@ def test_a_score_beside_another_scale_or_a_sign_is_none() -> None:
         ]
         cases += [(expected, f"It is right.\n\n{text}[[7]]") for text in scales]
     for top, expected in ((20, "none"), (10, "7")):
-        given = [f"I'd give it a 7/{top}. ", f"I would give it 7 out of {top}.\n", f"7.5/{top}\n", f"It is right; I call it 7/{top}: "]
+        given = [
+            f"I'd give it a 7/{top}. ",
+            f"I rate it as a 7/{top} response.\n",
+            f"I rate it 7/{top} overall. ",
+            f"I would give it 7 out of {top}.\n",
+            f"7.5/{top}\n",
+            f"It is right; I call it 7/{top}: ",
+        ]
         tops = [f"Points available: {top}\n", f"Out of {top}:\n", f"Out of {top} points, I award:\n", f"Using a {top}-point scale: "]
         cases += [(expected, f"It is right.\n\n{text}[[7]]") for text in (*given, *tops)]
     cases += [(to, f"Rating {text}: [[7]]") for top, to in ((20, "none"), (10, "7")) for text in (f"(out of {top})", f"out of {top}")]
@@ -201,8 +215,19 @@ def test_a_verdict_on_a_pair_is_refused_if_the_words_beside_it_prefer_another_an
         ("A", "B is much worse"),
         ("A", "A is no worse than B"),
         ("A", "B is worse because it is wrong"),
+        ("A", "A is worse than B in style, but right"),
+        ("A", "A is slightly worse, but it is right"),
+        ("A", "A is hardly worse than B"),
     )
     cases += [(side, f"Response {text}. [[A]]", "[[A>>B]]") for side, text in worse]
+    conceded = (
+        "Although B is better because it is short, A is right",
+        "I don't think A is worse than B",
+        "One may say A is worse because it is long",
+    )
+    cases += [("A", f"{text}. [[A]]", "[[A>>B]]") for text in conceded]
+    cases += [("none", f"While A is short, {text}. [[A]]", "[[A>>B]]") for text in ("B is better because it is right", "A is worse than B")]
+    cases += [("tie", "Neither A nor B is worse. [[A=B]]", "[[A>>B]]")]
     denied = ("It is not true that B gave the better answer", "It cannot be said that response B beats A", "I doubt that B is better")
     cases += [("A", f"{text}. [[A]]", "[[A>>B]]") for text in denied]
     kept = ("There is no doubt that B is better", "It is not true that both are good, so B is better")
@@ -238,6 +263,10 @@ def test_reasons_may_follow_a_verdict_on_a_pair_and_nothing_that_revises_it() ->
         "It is not close: the winner is B.": False,
         "Reason: The better answer is B.": False,
         "I'd stick with B.": False,
+        "Despite the errors I'd go with B.": False,
+        "Even though it is longer I would go with B.": False,
+        "The better answer although verbose is B.": False,
+        **dict.fromkeys((f"The one that {fault} is B." for fault in ("hallucinates", "misses the point", "is incomplete")), True),
         **dict.fromkeys((f"The {better} is B." for better in ("most helpful response", "more accurate one", "one without errors")), False),
         "I hope this helps!": True,
         "Assistant B is better.": False,

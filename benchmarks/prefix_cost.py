@@ -78,7 +78,7 @@ def scheduled(jobs: Sequence[PrefixJob], prefixes: Sequence[Prefix | None]) -> f
                 for at in range(place, most):
                     task = Task(todo[at][0], pool, 5, None, None, at)
                     task.prefix = todo[at][1]
-                    feed.read(task)
+                    feed.add(task)
                 place, feed.ended = most, most == len(todo)
                 scheduler.refill(now, feed)
         if scheduler.out:

@@ -189,7 +189,7 @@ class DecisionBatch(BatchWaiter):
             return
         feed = self._feed
         for task in self._tasks(index, 0, calls, self._request_options.timeout):
-            feed.read(task)
+            feed.add(task)
         if feed.left is not None:
             with self.driver.engine.lock:
                 feed.left += len(calls) - 1

@@ -53,7 +53,7 @@ class Result(Generic[T]):
         error: the error, or None if the item succeeded.
         endpoint: name of the endpoint that responded, or of the last attempt of a failed item, or None.
         latency: seconds of the successful attempt; 0.0 for a failed item. For a verdict, seconds from the first request of the item.
-        queued: seconds in the queue before the first attempt.
+        queued: seconds in the queue before the first attempt; 0.0 for an item of a batch, whose time begins when an endpoint takes it.
         attempts: all attempts, the oldest first.
     """
 

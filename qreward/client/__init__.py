@@ -164,7 +164,7 @@ class QRewardClient:
 
         Args:
             batch_messages: the conversations, as a list, an iterator or an async iterator. The input is read only as fast as its items are
-                sent.
+                sent, at most ``prefix_affinity.look_ahead`` items ahead.
             model: name of the model; selects the route.
             options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
 

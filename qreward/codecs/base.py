@@ -52,7 +52,7 @@ class Codec:
         raise NotImplementedError
 
     def validate(self, inputs: Any) -> Any:
-        """Return the inputs in a form that ``encode`` accepts."""
+        """Return the inputs in a form that ``encode`` accepts. Raises ``BadRequest``, which becomes the error of an item of a batch."""
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """``BatchWaiter``, the waiter of a batch: it reads items as they are needed, and receives the outcomes of their tasks for one caller.
 
-There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
-if they are kept.
+There is no asyncio task, future or coroutine per item. Memory holds the items in flight and those that are read ahead (32, or up to
+4,096 if their prompts have prefixes), plus the results if they are kept.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class BatchWaiter(Waiter):
         if self._is_async:
             self._wanted.set()
             return False
-        if feed.failing is None or feed.ended:
+        if feed.make_error is None or feed.ended:
             return self._take(feed)
         self.driver.loop.call_soon(self._read_later, feed)  # items fail as they are read, so the whole input could be read in one turn
         return False
@@ -333,7 +333,7 @@ class BatchWaiter(Waiter):
             return True
         # a new batch whose prompts have prefixes sends nothing yet, so that endpoints find many items of a group
         is_filling = feed.read_ahead > READ_AHEAD and self._room() > 0 and self.driver.engine.clock() < self._fill_until
-        if feed.failing is not None or (feed.ahead() and not is_filling):
+        if feed.make_error is not None or (feed.ahead() and not is_filling):
             return True
         with self.driver.engine.lock:
             feed.take_in()
@@ -383,7 +383,7 @@ class BatchWaiter(Waiter):
         index, self._count = self._count, self._count + 1
         if self._keep:
             self._results.append(None)
-        failing = self._feed.failing  # another thread may set it to None
+        failing = self._feed.make_error  # another thread may set it to None
         if failing is not None and self._is_trying():
             self._settle(Result(index, None, failing(), None, 0.0, 0.0))
             return
@@ -398,7 +398,7 @@ class BatchWaiter(Waiter):
         """Append the task of an item to the feed."""
         task = self._request_options.task(payload, self._pool, self, index)
         self._live[task] = None
-        self._feed.read(task)
+        self._feed.add(task)
 
     def _is_trying(self) -> bool:
         """Return True if an item waits. Sending this item will show whether an endpoint has recovered."""
@@ -406,7 +406,7 @@ class BatchWaiter(Waiter):
 
     def _end_trying(self, feed: BatchFeed) -> None:
         """At the end of the input of a failing batch, let the waiting item fail too, because no later item can show a recovery."""
-        if feed.failing is not None:
+        if feed.make_error is not None:
             self.driver.refill(feed)
 
     # results

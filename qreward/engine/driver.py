@@ -77,7 +77,8 @@ class Waiter(Protocol):
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
     def read(self, feed: BatchFeed) -> bool:
-        """Read more input into the feed. Returns False if the waiter reads later and then calls ``LoopDriver.refill``."""
+        """Read more input into the feed, for a ``MORE`` command. Returns False if the waiter reads later and then calls
+        ``LoopDriver.refill``."""
         raise AssertionError(f"a {type(self).__name__} has no feed: {feed}")
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Engine(Generic[S]):
         if self.scheduler.health_changes:
             self.log_health()
         for command in out:
-            home = runner_of(command)
+            home = driver_of(command)
             if here is not None and home is here:
                 here.run([command])
             else:
@@ -533,8 +534,8 @@ def _tick(known: ref[LoopDriver]) -> None:
         driver.tick()
 
 
-def runner_of(command: Command) -> Any:
-    """Return the driver of a command's waiter: a loop driver, or a ``BlockingCall``. Any thread may call its method ``post``."""
+def driver_of(command: Command) -> Any:
+    """Return what carries out a command: a loop driver, or a ``BlockingCall``. Any thread may call its method ``post``."""
     return (command[1].task if command[0] <= CANCEL else command[1]).waiter.driver
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from qreward.codecs import rate_limit_headers
 from qreward.engine.background import SHARED
-from qreward.engine.driver import Engine, Single, runner_of
+from qreward.engine.driver import Engine, Single, driver_of
 from qreward.engine.portal import Portal, portal
 from qreward.errors import ClientClosed, QueueFull, RateLimited
 from qreward.scheduler.functions import Call, CallFailure, CallScheduler, Try
@@ -232,7 +232,7 @@ class BlockingCall:
             out, scheduler.out = scheduler.out, []
             wake = scheduler.next_wake()
         for command in out:
-            home = runner_of(command)
+            home = driver_of(command)
             (self._receive if home is self else home.post)(command)
         if wake is not None:
             with suppress(ClientClosed):

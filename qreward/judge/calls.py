@@ -63,7 +63,7 @@ class AnswerFormat:
         self.was_cut = False
 
 
-class WritingModel:
+class WrittenQuestion:
     """Asks one model a question that the model answers in writing."""
 
     input_of = None  # the messages are the input
@@ -85,7 +85,7 @@ class WritingModel:
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self.criteria = (about,) if isinstance(about, Criterion) else ()
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
-        self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
+        self.words = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
         declared: list[Any] = [] if parser.form is JSON else [parser.form.name, parser.form.values]
         declared += [sorted(self._accepted)] if self._accepted else []
@@ -231,11 +231,11 @@ class SingleQuestion(NamedTuple):
     names: tuple[Option, ...]
 
 
-class DecidingModel:
+class DecidedQuestion:
     """Makes one request for decisions to one model, and reads the answer. The request has one question, or criteria of a rubric."""
 
     reasks = 0  # the same questions would have the same answers
-    question = ""
+    words = ""
     form = AnswerFormat("none")
 
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: DecisionCodec) -> None:
@@ -342,8 +342,8 @@ def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuest
     return SingleQuestion(Choice(subject, choices), (1.0, 0.0, 0.5), ("first", "second", "tie"))
 
 
-JudgeModel = WritingModel | DecidingModel
-"""One question to one model: it makes the requests, and reads the answers."""
+JudgeQuestion = WrittenQuestion | DecidedQuestion
+"""One question to one model: it makes the requests (``request``), and reads the answers (``parse``, ``vote``)."""
 
 
 class Step(NamedTuple):
@@ -363,7 +363,7 @@ class Step(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model, and what is known from earlier answers to it.
+    """Holds one question about one item, which ``loop.CallTask`` sends, and what is known from earlier answers to it.
 
     Attributes:
         key: a digest of everything on which the answer depends.
@@ -372,7 +372,7 @@ class JudgeCall(NamedTuple):
         parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
     """
 
-    judge_model: JudgeModel
+    question: JudgeQuestion
     inputs: Any
     key: bytes
     sample: int
@@ -388,25 +388,25 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
     """Return what follows from an answer or error. ``form`` is the response format in which the request was made."""
     if isinstance(answer, QRewardError):
         return _failed(call, answer, form)
-    model = call.judge_model
-    reply = model.parse(answer)
+    question = call.question
+    reply = question.parse(answer)
     if call.rest:
         return Step(None, reply, again=call._replace(parts=(*call.parts, reply), inputs=call.rest[0], rest=call.rest[1:]))
     if call.parts:
         reply = reply._replace(found=[each for part in (*call.parts, reply) for each in part.found or ()])
     try:
-        return Step(model.vote(reply, swapped=call.swapped), reply)
+        return Step(question.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
         return _unread(call, reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
-        message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
-        error = InvalidResponse(message, model=model.model)
+        message = f"{fault}; the answer of model {question.model!r} could be read, the fault is in your code (see __cause__)"
+        error = InvalidResponse(message, model=question.model)
         error.__cause__ = fault.__cause__
         return Step(_about(call, error), reply)
 
 
 def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
-    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
+    if isinstance(call.question, WrittenQuestion) and call.question.fall_back(form, error):
         return Step(error, again=call)
     inputs = call.inputs
     if isinstance(inputs, DecisionInput) and isinstance(error, BadRequest) and error.status_code is None:
@@ -421,29 +421,29 @@ def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
 
 
 def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: str) -> Step:
-    model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
+    question, usage, is_cut = call.question, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
-    if isinstance(model, DecidingModel):
-        lost = InvalidResponse(f"model {model.model!r} gave no verdict: {reason}", model=model.model)
+    if isinstance(question, DecidedQuestion):
+        lost = InvalidResponse(f"model {question.model!r} gave no verdict: {reason}", model=question.model)
         return Step(lost if call.parts else _about(call, lost), reply, record)  # the last part may not be about the criterion in ``reason``
-    times = "" if call.reasks == model.reasks else f" in {model.reasks - call.reasks + 1} answers"
+    times = "" if call.reasks == question.reasks else f" in {question.reasks - call.reasks + 1} answers"
     text = one_line(reply.refusal or reply.text)
     shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
-    message = f"no verdict could be read from model {model.model!r}{times}: {reason}; {shown}"
-    error = _about(call, InvalidResponse(message, model=model.model))
-    if model.fall_back(form, error, reply):
+    message = f"no verdict could be read from model {question.model!r}{times}: {reason}; {shown}"
+    error = _about(call, InvalidResponse(message, model=question.model))
+    if question.fall_back(form, error, reply):
         return Step(error, reply, record, call)
-    limits = model.raised(call.limits, None if usage is None else usage.completion_tokens) if is_cut else call.limits
+    limits = question.raised(call.limits, None if usage is None else usage.completion_tokens) if is_cut else call.limits
     if call.reasks <= 0 or (is_cut and call.limits is not None and not limits):
         return Step(error, reply, record)
-    inputs = model.repeated(call.inputs, reply, reason)
+    inputs = question.repeated(call.inputs, reply, reason)
     return Step(error, reply, record, call._replace(inputs=inputs, reasks=call.reasks - 1, limits=limits))
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:
     """Return the error. If the request asked about one of several criteria, the message of the error begins with this criterion."""
     asked = call.inputs.questions if isinstance(call.inputs, DecisionInput) else None
-    names = [each.name for each in call.judge_model.criteria if asked is None or (len(asked) == 1 and each.question is asked[0])]
+    names = [each.name for each in call.question.criteria if asked is None or (len(asked) == 1 and each.question is asked[0])]
     if names:
         error.args = (f"criterion {names[0]!r}: {error}", *error.args[1:])
     return error

@@ -99,11 +99,13 @@ class Spending:
             why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"
         elif not said:
             return None
-        error = BudgetExceeded(why)
+        return BudgetExceeded(why)
+
+    def log(self, error: BudgetExceeded) -> None:
+        """Log the first such error. Not under the engine's lock, because a log handler is the user's code."""
         if not self._logged:
             self._logged = True
             LOG.warning("%s", error)
-        return error
 
 
 class Calling(NamedTuple):
@@ -132,11 +134,12 @@ class CallTask(Task):
     __slots__ = ("call", "earlier", "form", "item", "place")
 
     def __init__(self, item: ItemCalls, place: int, call: JudgeCall, timeout: float | None, earlier: tuple[AttemptRecord, ...]) -> None:
-        common, model = item.common, call.judge_model
-        pool, options = common.pools[model.model], common.options
-        super().__init__(model.request(call), pool, options.level, timeout, common.batch or item, 0, options.tenant)
+        common, question = item.common, call.question
+        pool, options = common.pools[question.model], common.options
+        # in a batch, the waiter is the batch, which hands the outcome to the item
+        super().__init__(question.request(call), pool, options.level, timeout, common.batch or item, 0, options.tenant)
         self.item, self.place, self.call, self.earlier = item, place, call, earlier
-        self.form, self.hedge, self.prefix = model.form.name, options.hedge, pool.find_prefix(self.payload)
+        self.form, self.hedge, self.prefix = question.form.name, options.hedge, pool.find_prefix(self.payload)
         item.tasks[place] = self
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - the source does not matter
@@ -147,11 +150,11 @@ class CallTask(Task):
             return False
         if item.common.spending.budget is not None and (error := item.common.spending.exceeded()) is not None:
             del item.tasks[self.place]
-            item.driver.later(lambda: item.receive(self.place, error))
+            item.driver.later(lambda: item.refuse(self.place, error))
             return False
-        model = self.call.judge_model
-        if self.form != model.form.name:
-            self.form, self.payload = model.form.name, model.request(self.call)
+        question = self.call.question
+        if self.form != question.form.name:
+            self.form, self.payload = question.form.name, question.request(self.call)
         if item.begun is None:
             item.queued, item.begun = now - self.born, now
         return True
@@ -161,8 +164,9 @@ class ItemCalls(Waiter):
     """Holds an item with the outcomes of its calls, and sends them: as part of a batch, or by itself.
 
     The first item that asks something sends the calls; equal items wait with it for the same outcome. The tokens are
-    charged to the first item that waits. ``decide`` makes the outcome of the item from the outcomes of the calls, or None while it is
-    undecided; items that ask the same have the same function. ``result`` makes what the caller receives.
+    charged to the first item that waits. ``decide`` (see ``requests.ItemQuestions``) makes the outcome of the item from the outcomes of the
+    calls, or None while it is undecided; items that ask the same have the same function. ``result`` makes what the caller receives: a
+    ``Verdict`` or a ``Comparison``.
     """
 
     execute = None
@@ -242,11 +246,11 @@ class ItemCalls(Waiter):
             driver.submit(task)
             return
         feed = batch.feeds[task.pool]
-        failing = feed.failing  # another thread may set it to None
+        failing = feed.make_error  # another thread may set it to None
         if failing is not None and feed.ahead():
             batch.finish(task, failing(), None, 0.0)
         elif not again:
-            feed.read(task)
+            feed.add(task)
         else:
             self.start_timer()  # its deadline may pass while the request is still in the queue
             driver.refill(feed, [task])
@@ -279,7 +283,7 @@ class ItemCalls(Waiter):
             self.end(decided)
 
     def late(self) -> RequestTimeout:
-        model, common = self.calls[0].judge_model.model, self.common
+        model, common = self.calls[0].question.model, self.common
         with self.driver.engine.lock:
             why = said(self.driver.engine.clock(), common.pools[model])
         return RequestTimeout(f"no verdict within {common.options.timeout:g} s; model {model!r}; {why}", model=model)
@@ -300,7 +304,7 @@ class ItemCalls(Waiter):
             common.calibrator.note(reply.fingerprint)
             if common.cache is not None:
                 key = call.key if isinstance(step.value, Vote) else None
-                common.cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", reply, key))
+                common.cache.keep(CacheEntry(call.question.cached_as, endpoint or "", reply, key))
         if step.unread:
             trail = (*trail, AttemptRecord(endpoint or "", "unreadable", seconds, 200, step.unread))
         self.usage = added(self.usage, paid)
@@ -318,6 +322,10 @@ class ItemCalls(Waiter):
         elif source is not None:
             self.answered = successful(task.trail or (), source.name, seconds)
         self.receive(place, value)
+
+    def refuse(self, place: int, error: BudgetExceeded) -> None:
+        self.common.spending.log(error)
+        self.receive(place, error)
 
     def receive(self, place: int, outcome: Any) -> None:
         """Take the outcome of a call."""
@@ -433,7 +441,7 @@ class ItemBatch(BatchWaiter):
             if not super()._take(self._feed) and self._feed.ahead():
                 return False
             self._hand_out(but=feed)
-            return feed.ahead() > 0 or feed.failing is not None
+            return feed.ahead() > 0 or feed.make_error is not None
         return feed.ahead() > 0
 
     def _room(self) -> int:
@@ -556,11 +564,11 @@ class ItemBatch(BatchWaiter):
 async def fill(given: Iterable[ItemCalls | Any], cache: Cache) -> None:
     """Fill in the outcomes of calls whose answers are in the cache. Invalid items and groups are left as they are."""
     items = [item for item in given if isinstance(item, ItemCalls)]
-    found = await cache.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
+    found = await cache.look_up([(call.key, call.question.cached_as) for item in items for call in item.calls])
     for item in items:
         for place, call in enumerate(item.calls):
             with suppress(Exception):  # of an answer that could be parsed when it was stored; the parser or the score function has changed
-                item.outcomes[place] = call.judge_model.vote(found[call.key], swapped=call.swapped) if call.key in found else None
+                item.outcomes[place] = call.question.vote(found[call.key], swapped=call.swapped) if call.key in found else None
 
 
 async def with_votes(items: Iterable[Any] | AsyncIterable[Any], read: Callable[[Any], Any], cache: Cache) -> AsyncIterator[Any]:

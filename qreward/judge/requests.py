@@ -14,7 +14,16 @@ from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
-from qreward.judge.calls import AnswerFormat, DecidingModel, JudgeCall, WritingModel, noted, parser_of, preference_question, question_of
+from qreward.judge.calls import (
+    AnswerFormat,
+    DecidedQuestion,
+    JudgeCall,
+    WrittenQuestion,
+    noted,
+    parser_of,
+    preference_question,
+    question_of,
+)
 from qreward.judge.codec import VerdictParser, encoded
 from qreward.judge.config import JudgeConfig, is_of_preset
 from qreward.judge.loop import Invalid, ItemCalls
@@ -83,7 +92,7 @@ class ItemPrompt(Prompt):
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
 
-Questions = Sequence[WritingModel | DecidingModel]
+Questions = Sequence[WrittenQuestion | DecidedQuestion]
 
 
 class ItemQuestions(NamedTuple):
@@ -109,7 +118,10 @@ Limits = tuple[int, ...]
 
 
 class RequestBuilder:
-    """Makes the calls for the items of one judge: single responses or ``pairs``. It keeps the prompts, and what items are asked."""
+    """Makes the calls for the items of one judge: single responses or ``pairs``. It keeps the prompts, and what items are asked.
+
+    The HTTP request of a call is made when the call is sent, by ``request`` of its question.
+    """
 
     def __init__(
         self,
@@ -163,19 +175,19 @@ class RequestBuilder:
         for prompt, questions in asked.models:
             bases = [[] if prompt.has_place else CHAT.validate(prompt.messages(shown, extra=not strict)) for shown in orders]
             made: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            for sample, model, order in product(range(self._config.samples), questions, range(len(orders))):
-                question = model.question
-                if (question, order) not in made:
+            for sample, question, order in product(range(self._config.samples), questions, range(len(orders))):
+                words = question.words
+                if (words, order) not in made:
                     messages = bases[order]
                     if prompt.has_place:
-                        messages = CHAT.validate(prompt.messages({**orders[order], ANSWER_FORM: question}, extra=not strict))
-                    elif question and prompt.appends:
-                        messages = noted(messages, question)
-                    made[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
-                messages, digest = made[question, order]
-                inputs = messages if model.input_of is None else model.input_of(messages)
-                key = blake2b(model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-                calls.append(JudgeCall(model, inputs, key, sample, order > 0, model.reasks, group))
+                        messages = CHAT.validate(prompt.messages({**orders[order], ANSWER_FORM: words}, extra=not strict))
+                    elif words and prompt.appends:
+                        messages = noted(messages, words)
+                    made[words, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
+                messages, digest = made[words, order]
+                inputs = messages if question.input_of is None else question.input_of(messages)
+                key = blake2b(question.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
+                calls.append(JudgeCall(question, inputs, key, sample, order > 0, question.reasks, group))
         return ItemCalls(calls, asked.decide, self._comparison if pairs else self._verdict, extra)
 
     def _verdict(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict:
@@ -233,12 +245,12 @@ class RequestBuilder:
         prompt = self._prompt(pairs=pairs, apart=apart)
         if not apart:
             parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self._parser
-            return prompt, [WritingModel(model, parser, config, form, rubric, told=prompt.tells)]
+            return prompt, [WrittenQuestion(model, parser, config, form, rubric, told=prompt.tells)]
         if rubric is not None and not most:
-            return prompt, [WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria]
+            return prompt, [WrittenQuestion(model, parser_of(each), config, form, each) for each in rubric.criteria]
         subjects: Sequence[Any]
         if pairs:
             subjects = [preference_question(built_in=given["pair_prompt"] is None, rubric=rubric)]
         else:
             subjects = [self._point] if rubric is None else evenly(rubric.criteria, most)
-        return prompt, [DecidingModel(model, each, config, self._decide) for each in subjects]
+        return prompt, [DecidedQuestion(model, each, config, self._decide) for each in subjects]

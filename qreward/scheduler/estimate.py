@@ -1,13 +1,14 @@
 """The one estimate behind the choice of an endpoint: when would this source have answered this task?
 
-A new task goes to the free source with the least ``tries * service``, a retry to the source with the least ``finish``. Copies of requests
+A source that becomes free takes the next task. If several are free, a new task goes to the one with the least ``tries * service``. A retry
+goes to the source with the least ``finish``. Copies of requests
 and the last items of a batch compare the seconds per token of the latest answers (``SourceService.recent``).
 
     finish  = wait + tries * service
     service = pace * (overhead + tokens) * (1 + LOAD * inflight / capacity)
 
-``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finish``). What is away is
-              expected to stay away for as long as it has been away.
+``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.finishes_in``). What is
+              away is expected to stay away for as long as it has been away.
 ``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). With few
               sends, the share is pulled towards that of all sources of the pool. Each failure of the task itself at the source doubles
               the tries for this task (``Task.burden``).

@@ -1,8 +1,9 @@
 """Decides what follows from a failed attempt, for its source and for its task.
 
-Overload costs the task no attempt, and affects the cooldown and the concurrency limit of the source, not its health. Any other failure
-counts against the health of the source, unless the task is the likely cause. A refused request is never sent again. Any other task is
-queued again, after full jitter (Brooker, AWS 2015) unless another source is expected to answer it first.
+``RULES`` has what follows from each kind of failure. Overload costs the task no attempt, and affects the cooldown and the concurrency limit
+of the source, not its health. Failures of the server, of connections and of time count against the health of the source, unless the task is
+the likely cause. A task that may be sent again is queued after full jitter (Brooker, AWS 2015), unless another source is expected to answer
+it first. A judge may send a question again in a new task (``judge.calls.evaluate``).
 """
 
 from __future__ import annotations

@@ -77,11 +77,11 @@ class OutageTracker:
         pool.down_since = inf
         self.down.pop(pool, None)
         for feed in pool.feeds:
-            feed.failing, feed.postponed = None, False
+            feed.make_error, feed.postponed = None, False
             self._wheel.remove(feed)
 
     def _set_due(self, feed: BatchFeed) -> None:
-        if feed.timeout is not None and feed.pool.down_since < inf and feed.failing is None:
+        if feed.timeout is not None and feed.pool.down_since < inf and feed.make_error is None:
             self._wheel.move(feed, max(feed.pool.down_since, feed.opened_at) + feed.timeout)
 
 

@@ -25,9 +25,9 @@ class FailureKind(IntEnum):
     UNSUITABLE = 5
     """This endpoint will never serve the task, but another endpoint may (401, 403, 404, 405, 501, a redirect, context too long)."""
     REFUSED = 6
-    """The request itself is wrong (400, 413, 422, content filter). It is never sent again."""
+    """The request itself is wrong (400, 413, 422, content filter). It is not sent again, unless with ``x-should-retry: true``."""
     UNSENDABLE = 7
-    """The request could not be built (unserialisable content). It is never sent."""
+    """A fault on the side of the client: the request could not be built, or its answer not be handled. It is not sent (again)."""
     LOCAL = 8
     """The client's machine is the cause (no file descriptor left)."""
 

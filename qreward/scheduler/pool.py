@@ -73,7 +73,7 @@ class Pool:
         self.answered_at = -inf  # when the latest answer of one of its sources came
         self.submitted_at = -inf  # when the latest single task came
         self.renewals = 0  # single tasks that came after an answer, and not together with others
-        self.failing = 0  # tasks that have failed for the first time since then
+        self.failing = 0  # tasks that have failed for the first time since ``answered_at``
         self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
@@ -136,7 +136,7 @@ class Pool:
         """Return the seconds in which a task is expected to be answered at the best source, and this source. ``besides`` is left out."""
         best, found = inf, None
         for source in self._promising(now):
-            if source is not besides and not source.removed and (seconds := source.finish(now, task, best)) < best:
+            if source is not besides and not source.removed and (seconds := source.finishes_in(now, task, best)) < best:
                 best, found = seconds, source
         return best, found
 

@@ -21,7 +21,7 @@ from qreward.scheduler.source import Source
 from qreward.scheduler.task import BULK, BatchFeed, Task, TaskState
 
 QUEUED = TaskState.QUEUED
-PATIENCE = 600.0
+DUE_AFTER = 600.0
 """Seconds of waiting after which a task without a deadline is as urgent as a task whose deadline is now."""
 MOST_GROUPS = 32
 """Maximum number of groups of retries that are searched when a source takes a task. Only the oldest task of each group is checked."""
@@ -40,7 +40,7 @@ SWEEP = 64
 
 def order_time(task: Task) -> float:
     """Return the time by which a task is ordered, so that tasks of equal timeouts keep their order, and no task starves."""
-    return min(task.born + PATIENCE, task.deadline)
+    return min(task.born + DUE_AFTER, task.deadline)
 
 
 class RetryKey(NamedTuple):
@@ -61,9 +61,9 @@ def should_take(source: Source, task: Task, now: float) -> bool:
     burden = task.burden(source)
     if burden == inf:
         return False
-    seconds = source.finish(now, task)
+    seconds = source.finishes_in(now, task)
     if burden == 1.0 and task.attempt is None:
-        return all(seconds <= failed.finish(now, task) for failed, _ in task.failures)
+        return all(seconds <= failed.finishes_in(now, task) for failed, _ in task.failures)
     return seconds <= task.pool.best(now, task, source)[0]
 
 

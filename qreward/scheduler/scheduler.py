@@ -109,7 +109,8 @@ class Scheduler:
         self._place(now, task)
 
     def open(self, now: float, feed: BatchFeed) -> None:
-        """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
+        """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them, unless the waiter
+        reads by itself (``more_requested``)."""
         feed.pool.compare_at = -inf  # more items are left than at the last evaluation
         if feed.incoming:
             self.outages.enter(now, feed)
@@ -131,13 +132,13 @@ class Scheduler:
             feed.buffer.appendleft(task)
         if feed.left is not None:
             feed.left += len(again)
-        if feed.failing is not None:
-            self._fail_waiting(feed, feed.failing)
+        if feed.make_error is not None:
+            self._fail_waiting(feed, feed.make_error)
         if feed.buffer:
             feed.pool.queue.put_feed(feed)
             self._check_outage(now, feed.pool)
             self.pump(now, feed.pool)
-        if feed.failing is not None:
+        if feed.make_error is not None:
             self._ask(feed)
 
     def close_feed(self, feed: BatchFeed) -> list[Task]:
@@ -202,15 +203,15 @@ class Scheduler:
 
     def _failed(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> None:
         source, task = attempt.source, attempt.task
-        verdict = self._failure_policy.record(now, attempt, outcome)
+        decision = self._failure_policy.record(now, attempt, outcome)
         if source.tokens is not None:
             self.tokens.settle(attempt, None)
         if task.prefix is not None:
             source.prefix_cache.failed(task.prefix, attempt.cached, outcome)
         if task.holds(attempt):
             task.drop(attempt)
-            self._continue(now, task, verdict)
-        if verdict.lost:
+            self._continue(now, task, decision)
+        if decision.lost:
             if not source.health.in_service:
                 self._report_down(now, source, described(outcome))
             self.on_source_lost(now, source)
@@ -351,18 +352,18 @@ class Scheduler:
             attempt.cancel_reason = why
             self.out.append((CANCEL, attempt))
 
-    def _continue(self, now: float, task: Task, verdict: RetryDecision) -> None:
-        if task.attempt is not None and not verdict.final:  # another attempt is in flight, and its outcome decides
+    def _continue(self, now: float, task: Task, decision: RetryDecision) -> None:
+        if task.attempt is not None and not decision.final:  # another attempt is in flight, and its outcome decides
             return
-        if verdict.error is not None:
-            self._fail(task, verdict.error)
+        if decision.error is not None:
+            self._fail(task, decision.error)
         elif task.state is TaskState.QUEUED:  # it is queued for a copy already, which is now its only attempt
             self.pump(now, task.pool)
-        elif verdict.wait > 0:
+        elif decision.wait > 0:
             task.state = TaskState.WAITING
-            self.wheel.move(task, min(now + verdict.wait, task.deadline))
+            self.wheel.move(task, min(now + decision.wait, task.deadline))
         else:
-            self._place(now, task, verdict.best)
+            self._place(now, task, decision.best)
 
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
@@ -373,7 +374,8 @@ class Scheduler:
             self.wheel.add(task, task.deadline)
         self._place(now, task)
 
-    # dispatch: a source takes a task (``_fill``, ``pump`` -> ``_next``), or a single task takes a source (``_place`` -> ``_choose``)
+    # dispatch: a source takes a task (``_fill``, ``pump`` -> ``_next``), or a source is chosen for a task
+    # outside of batches, or for a retry (``_place`` -> ``_choose``)
 
     def pump(self, now: float, pool: Pool) -> None:
         """Send waiting tasks of a pool. The balancer chooses a source with capacity, and this source takes a task from its queues."""
@@ -436,6 +438,7 @@ class Scheduler:
             self._fail(task, error)
 
     def _take_ready_source(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+        """Take the source with capacity that the balancer chooses out of its list. The caller gives it back with ``_offer``."""
         while (source := pool.balancer.take(now, pool, avoided, task)) is not None:
             at = source.ready_at(now)
             if at <= now:
@@ -444,6 +447,7 @@ class Scheduler:
         return None
 
     def _fill(self, now: float, source: Source) -> None:
+        """Let a source take tasks while it has capacity: the usual way of a batch, after each answer."""
         while (at := source.ready_at(now)) <= now:
             task = self._next(now, source)
             if task is None:
@@ -459,6 +463,7 @@ class Scheduler:
             self.wheel.add(pool, now + LOOK_LATER)
 
     def _offer(self, now: float, source: Source) -> None:
+        """Give a source to the balancers of its pools if it has capacity, or wake when it is expected to have some."""
         at = source.ready_at(now)
         if at > now:
             self._wake(source, at)
@@ -515,7 +520,7 @@ class Scheduler:
 
     def _send(self, now: float, task: Task, source: Source) -> None:
         if task.attempt is None and not task.bind(now, source):
-            self._end(task)  # its content was sent with another request
+            self._end(task)  # nothing to send; who overrides ``bind`` reports the outcome
             return
         attempt = Attempt(task, source, now, task.overdue)
         if source.sends_priority:
@@ -620,12 +625,12 @@ class Scheduler:
             else:
                 self._fail(task, error)
         for feed in pool.feeds:
-            if feed.failing is None:
+            if feed.make_error is None:
                 self._give_up(feed, partial(type(error), str(error)))
 
     def _give_up(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
         """Fail the waiting items of a batch. Items that are read later fail too, until a source of the batch's pool is alive."""
-        feed.failing = failing
+        feed.make_error = failing
         self.wheel.remove(feed)
         self._fail_waiting(feed, failing)
         feed.more_requested = True

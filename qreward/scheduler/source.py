@@ -1,7 +1,7 @@
 """A source is one endpoint as the scheduler sees it: its limits, its health, its requests in flight, and what it has shown.
 
 Only the scheduler changes this state. ``Source.ready_at`` combines all limits of a source into one time: the earliest time at which the
-source may be sent a request. ``Source.answers_in`` and ``Source.finish`` apply the estimate by which sources are chosen.
+source may be sent a request. ``Source.answers_in`` and ``Source.finishes_in`` apply the estimate by which sources are chosen.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class Source:
         """
         return (1.0 + LOAD * self.inflight / min(self.window.limit, CAPACITY)) * pool.common.expected(now, self.service)
 
-    def finish(self, now: float, task: Task, most: float = inf) -> float:
+    def finishes_in(self, now: float, task: Task, most: float = inf) -> float:
         """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source.
 
         The result is only a lower bound if that is already ``most`` or more.

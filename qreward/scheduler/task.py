@@ -113,7 +113,8 @@ class Task:
     span: Any = None
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for subclasses
-        """Choose the payload just before the task is sent. Called while no attempt is in flight. Returns False if there is nothing to send.
+        """Choose the payload just before the task is sent. Called under the engine's lock, while no attempt is in flight. Returns False if
+        there is nothing to send: then the task ends here, and its outcome is reported by the one who overrides this method.
 
         The payload of this class is fixed, so the method does nothing here. Subclasses override it.
         """
@@ -203,7 +204,7 @@ class BatchFeed:
     ended: bool = False  # all input was read
     left: int | None = None  # number of items that are still to be taken, or None if the size of the input is unknown
     born: float = field(init=False)  # arrival time of a single task that is as urgent as the next item of the batch
-    failing: Callable[[], QRewardError] | None = None
+    make_error: Callable[[], QRewardError] | None = None
     """Function that makes an error, or None. The function is set while the pool cannot serve the batch, for example because no source has
     been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
     While a task waits, an item that the engine reads may fail with such an error at once."""
@@ -214,7 +215,7 @@ class BatchFeed:
     def __post_init__(self) -> None:
         self.born = self.opened_at + BULK
 
-    def read(self, task: Task) -> None:
+    def add(self, task: Task) -> None:
         """Take a task that was read from the input. Called by the engine, without its lock."""
         self.incoming.append(task)
         if task.prefix is not None and self.read_ahead == READ_AHEAD:

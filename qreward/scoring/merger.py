@@ -554,7 +554,7 @@ class MergedBatchWaiter(BatchWaiter):
     # called by the mergers
 
     def more(self) -> None:
-        if self._feed.failing is None and self._room() > 0:
+        if self._feed.make_error is None and self._room() > 0:
             self.read(self._feed)
 
     def took(self) -> float:
@@ -596,7 +596,7 @@ class MergedBatchWaiter(BatchWaiter):
     def _put(self, index: int, payload: Any) -> None:
         item = MergedItem(payload, self._pool, self._request_options, self, index, batch=True)
         self._live[item] = None
-        self._feed.read(item)
+        self._feed.add(item)
         if self._is_async:
             self._hand_over()
 
@@ -625,7 +625,7 @@ class MergedBatchWaiter(BatchWaiter):
 
     def _end_trying(self, feed: BatchFeed) -> None:
         """Fail the items that wait in the mergers if no endpoint is alive, but one, whose attempts show when an endpoint is back."""
-        failing = feed.failing
+        failing = feed.make_error
         if failing is not None:
             self._end(self._waiting()[not feed.ended :], lambda _: failing())
 

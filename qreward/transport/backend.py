@@ -187,7 +187,7 @@ PASSING = frozenset({408, 425, 429})
 
 
 class EndpointConnection:
-    """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
+    """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets. It opens no socket by itself."""
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
         self.endpoint = endpoint  # this reference keeps the object alive, so that no other object gets the same id

@@ -37,17 +37,17 @@ def test_each_answer_to_a_call_is_a_vote_an_error_or_another_call() -> None:
     again = evaluate(call, said("no verdict"), SCHEMA)
     assert again.again is not None
     assert (isinstance(again.value, InvalidResponse), "(15 tokens)" in again.unread) == (True, True)
-    assert [message["role"] for message in again.again.judge_model.request(again.again).inputs] == ["user", "assistant", "user"]
+    assert [message["role"] for message in again.again.question.request(again.again).inputs] == ["user", "assistant", "user"]
     last = evaluate(again.again, said("no verdict"), SCHEMA)
     assert last.again is None
     assert "in 2 answers" in str(last.value)
 
     cut = evaluate(call, said({"content": "Let me", "finish_reason": "length"}), SCHEMA)
     assert cut.again is not None
-    assert cut.again.judge_model.request(cut.again).params["max_tokens"] == 16
+    assert cut.again.question.request(cut.again).params["max_tokens"] == 16
     smaller = evaluate(cut.again, refused("max_tokens is too large").error, SCHEMA)
     assert smaller.again is not None
-    assert smaller.again.judge_model.request(smaller.again).params["max_tokens"] == 8
+    assert smaller.again.question.request(smaller.again).params["max_tokens"] == 8
 
     late = evaluate(call, RequestTimeout("late"), SCHEMA)
     assert late.again is None
@@ -58,4 +58,4 @@ def test_each_answer_to_a_call_is_a_vote_an_error_or_another_call() -> None:
 def test_a_call_whose_format_was_rejected_is_made_again_in_the_next_one() -> None:
     call = call_of()
     assert evaluate(call, refused("response_format is not supported").error, SCHEMA).again is not None
-    assert call.judge_model.request(call).params["response_format"] == {"type": "json_object"}
+    assert call.question.request(call).params["response_format"] == {"type": "json_object"}

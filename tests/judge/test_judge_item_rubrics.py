@@ -106,7 +106,7 @@ def test_equal_questions_of_different_rubrics_never_share_an_answer_that_is_read
 
 def test_equal_rubrics_are_prepared_once_and_their_requests_begin_with_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    for name in ("WritingModel", "DecidingModel"):
+    for name in ("WrittenQuestion", "DecidedQuestion"):
         cls = getattr(__import__("qreward.judge.requests", fromlist=[name]), name)
         monkeypatch.setattr(f"qreward.judge.requests.{name}", lambda *a, _cls=cls, **k: made.append(a) or _cls(*a, **k))
     backend = DecisionBackend(always(None), yes())

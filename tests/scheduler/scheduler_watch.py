@@ -124,7 +124,7 @@ class Watch:
             self._finished(now, subject, command[2], command[3])
         else:
             assert what == MORE
-            assert subject not in self.asked or subject.failing is not None, "a feed is asked for more while it is being asked"
+            assert subject not in self.asked or subject.make_error is not None, "a feed is asked for more while it is being asked"
             self.asked[subject] = None
             self.trace.append((now, "more", subject.waiter))
 

@@ -118,11 +118,11 @@ def test_a_batch_that_comes_in_an_outage_has_its_whole_timeout() -> None:
     _refuse_until(driver, 12.0)
     late = driver.feed(100, timeout=20.0)
     _refuse_until(driver, 25.0)
-    assert early.failing is not None
-    assert late.failing is None
+    assert early.make_error is not None
+    assert late.make_error is None
     assert len(late.buffer) > 0
     _refuse_until(driver, 40.0)
-    assert late.failing is not None
+    assert late.make_error is not None
     assert not early.buffer
     assert not late.buffer
     assert not driver.watch.open
@@ -135,9 +135,9 @@ def test_an_outage_that_a_batch_finds_begins_when_it_comes_though_its_input_is_s
     driver.wait(100.0)
     feed = driver.feed(100, timeout=5.0)
     driver.wait(4.0)
-    assert feed.failing is None
+    assert feed.make_error is None
     driver.wait(2.0)
-    assert feed.failing is not None
+    assert feed.make_error is not None
 
 
 def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> None:
@@ -152,7 +152,7 @@ def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> N
     driver.ok(probe, after=4.5)
     assert driver.now > 21
     assert isinstance(driver.outcome(probe.task), Answer)
-    assert feed.failing is None
+    assert feed.make_error is None
     assert not [end for end in driver.watch.finished.values() if str(end).startswith("never sent")]
 
 
@@ -197,13 +197,13 @@ def test_a_sign_of_life_ends_an_outage() -> None:
         feed = driver.feed(1000, timeout=5.0)
         _refuse_until(driver, 8.0)
         feed.ended = False  # its input goes on
-        assert feed.failing is not None, name
+        assert feed.make_error is not None, name
         assert feed.pool.down_since < 1.0
         driver.submit()
         while not driver.at("a"):
             driver.wait(0.125)
         sign(driver)
-        assert feed.failing is None, name
+        assert feed.make_error is None, name
         assert feed.pool.down_since > driver.now, name
 
 
@@ -269,8 +269,8 @@ def test_items_that_are_read_after_all_endpoints_were_marked_say_so_though_an_ou
     driver.mark("a", down=True)
     driver.serve(feed)
     driver.wait(10.0)
-    assert feed.failing is not None
-    assert isinstance(feed.failing(), CircuitOpen)
+    assert feed.make_error is not None
+    assert isinstance(feed.make_error(), CircuitOpen)
 
 
 def test_a_limit_that_is_raised_in_an_outage_is_no_sign_of_life() -> None:
@@ -287,7 +287,7 @@ def test_a_feed_without_a_timeout_waits_for_ever() -> None:
     driver = Driver({"a": 1})
     feed = driver.feed(100)
     _refuse_until(driver, 600.0)
-    assert feed.failing is None
+    assert feed.make_error is None
     assert feed.buffer
 
 
@@ -316,7 +316,7 @@ def test_one_long_stall_of_the_loop_is_not_taken_for_an_outage() -> None:
         assert driver.now < 5
     driver.now += 60.0
     driver.tick()
-    assert feed.failing is None
+    assert feed.make_error is None
     assert isinstance(driver.scheduler.wheel.next_wake(), float)
 
 

@@ -14,7 +14,7 @@ from scheduler_queue import A, B, C, feed, order, queue, task
 from qreward.scheduler.estimate import CommonService, SourceService
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue, should_take
+from qreward.scheduler.queue import AGEING, BULK, DUE_AFTER, LEVELS, SWEEP, Queue, should_take
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task, TaskState
 from qreward.settings.policies import Priority
@@ -236,7 +236,7 @@ def overtaken(taken: Task, waiting: list[Task]) -> list[Task]:
     """The fresh tasks of its level that are due before it."""
 
     def place(task: Task) -> tuple[float, int]:
-        return min(task.deadline, task.born + PATIENCE), task.number
+        return min(task.deadline, task.born + DUE_AFTER), task.number
 
     fresh = [each for each in waiting if each.level == taken.level and each.sent_at is None]
     return [] if taken.sent_at is not None else [each for each in fresh if place(each) < place(taken)]

@@ -109,7 +109,7 @@ def finish(source: Source, now: float, *failures: Source, unfit: tuple[Source, .
     """When the source is expected to answer a task that has failed there so often."""
     again = Task(None, source.pools[0], 5, None, None, 0)
     again.failures, again.unfit = tuple((failed, 0.0) for failed in failures), unfit
-    return source.finish(now, again)
+    return source.finishes_in(now, again)
 
 
 def test_the_expected_finish_of_a_task_is_the_wait_and_twice_the_service_for_each_failure_there() -> None:
@@ -160,7 +160,7 @@ def test_the_best_source_is_the_one_that_is_expected_to_answer_a_task_first_in_p
         task.failures = ((sources[0], 0.0),)
         seconds, found = pool.best(2.0, task)
         assert found is sources[1], size
-        assert seconds == sources[1].finish(2.0, task), size
+        assert seconds == sources[1].finishes_in(2.0, task), size
         task.unfit = tuple(sources)
         assert pool.best(2.0, task) == (inf, None), size
         task.unfit = ()
@@ -340,7 +340,7 @@ def test_a_batch_reads_further_ahead_once_its_items_have_prefixes() -> None:
     for prefix in (None, Prefix((1,), (2000.0,), 2400.0), None):
         item = Task(None, pool, 5, None, None, 0)
         item.prefix = prefix
-        feed.read(item)
+        feed.add(item)
         seen.append(feed.read_ahead)
     assert seen == [READ_AHEAD, 100, 100]
     assert feed.ahead() == 3

@@ -71,7 +71,8 @@ class Reject(Enum):
 
 
 class ConcurrencyLimit:
-    """A limit that never changes. In all methods ``inflight`` and ``others`` are the number of requests in flight after the event."""
+    """The base of the limits, which never changes by itself. ``inflight`` and ``others`` are the numbers of requests in flight after the
+    event."""
 
     reason = "fixed"
 

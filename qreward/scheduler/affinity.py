@@ -297,21 +297,22 @@ class AffineQueue(Generic[T]):
         self._tidy(before)
 
     def _add_group(self, prefix: Prefix, blocks: int, holders: Holders[Any]) -> Group[T]:
-        keys, groups = prefix.keys, self._groups
+        """Add the group of ``blocks`` keys of a prefix, and those around it that were groups before."""
+        keys, groups, formed = prefix.keys, self._groups, self._formed
         outer = next((count for count in range(blocks - 1, 0, -1) if keys[count - 1] in groups), 0)
-        for count in range(outer + 1, blocks) if not self._formed.isdisjoint(keys[outer : blocks - 1]) else ():
-            if keys[count - 1] in self._formed:
-                outer = count
-                self._add_group(prefix, count, holders)
-        parent = groups[keys[outer - 1]] if outer else self._root
-        key = keys[blocks - 1]
-        group = groups[key] = Group(key, prefix.lengths[blocks - 1], blocks, parent)
-        self._formed.add(key)
-        parent.inner += 1
-        parent.cold[group] = None
-        group.listed = parent.cold
-        for source in holders.of(key):
-            self._hold(group, source)
+        group = groups[keys[outer - 1]] if outer else self._root
+        between = () if formed.isdisjoint(keys[outer : blocks - 1]) else range(outer + 1, blocks)
+        for count in (*between, blocks):
+            key, parent = keys[count - 1], group
+            if count < blocks and (key not in formed or key in groups or key == keys[blocks - 1]):  # keys may be equal by chance
+                continue
+            group = groups[key] = Group(key, prefix.lengths[count - 1], count, parent)
+            formed.add(key)
+            parent.inner += 1
+            parent.cold[group] = None
+            group.listed = parent.cold
+            for source in holders.of(key):
+                self._hold(group, source)
         return group
 
     def _hold(self, group: Group[T], source: HasCache) -> None:

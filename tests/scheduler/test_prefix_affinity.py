@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
@@ -351,6 +351,8 @@ def test_no_task_is_overtaken_by_more_younger_ones_than_were_before_it_and_a_loo
         assert all(count <= before[index] + ahead for index, count in passed.items())
 
 
+@example([([0], False, 0), ([1], False, -1), ([0], False, 0), ([0, 0], False, 0)])
+@example([([2], False, 0), ([1], False, -1), ([1, 2], False, 0), ([0], False, 0), ([1, 2, 1], False, 0)])
 @given(st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.integers(-1, 2)), max_size=60))
 def test_nothing_is_lost_if_keys_are_equal_by_chance(steps: list[tuple[list[int], bool, int]]) -> None:
     scene, taken = Scene(ahead=8), []

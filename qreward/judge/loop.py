@@ -68,8 +68,8 @@ class Spending:
         """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
         price = self._prices.get(endpoint or "")
         if endpoint is not None and usage is None:
-            counts = self.budget is not None and self.budget.tokens is not None
-            self._silent = endpoint if counts or price is not None else self._silent
+            if price is not None or (self.budget is not None and self.budget.tokens is not None):
+                self._silent = endpoint
         elif usage is not None and price is not None:
             cost = dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
             usage = msgspec.structs.replace(usage, cost=cost)

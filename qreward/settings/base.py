@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qreward.callables import NOT_GIVEN, Code
@@ -51,13 +51,21 @@ def default(value: Any) -> Any:
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
-def _not_a_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
+V = TypeVar("V", AfterValidator, BeforeValidator)
 
 
-NOT_BOOL = BeforeValidator(_not_a_bool)
+def must(holds: Callable[[Any], bool], text: str | Callable[[Any], str], kind: type[V] = AfterValidator) -> V:  # type: ignore[assignment]
+    """Return a validator that refuses values for which ``holds`` is False, with this text, or the text that it returns for a value."""
+
+    def checked(value: object) -> object:
+        if not holds(value):
+            raise ValueError(text if isinstance(text, str) else text(value))
+        return value
+
+    return kind(checked)
+
+
+NOT_BOOL = must(lambda value: not isinstance(value, bool), "must be a number, not true or false", BeforeValidator)
 """Refuses booleans as numbers, because YAML reads a bare ``on`` as true."""
 Finite = Annotated[float, Field(allow_inf_nan=False), NOT_BOOL]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from qreward.testing.bodies import BYTES_PER_TOKEN
 from qreward.testing.responders import Write, writer_of
 from qreward.testing.spec import FakeEndpoint, Phase, PrefixCache
-from qreward.testing.text import BYTES_PER_TOKEN
 
 _ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
 
@@ -75,18 +75,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
 
 
-class Slot:
-    due = math.inf  # when the slot is expected to be free
-
-
 class RequestAdmission:
     """Applies a concurrency limit, with a FIFO queue of waiting requests."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.peak = 0
-        self.slots: set[Slot] = set()
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self.slots: dict[object, float] = {}  # slot in use -> when it is expected to be free
+        self._waiting: deque[asyncio.Future[object]] = deque()
 
     @property
     def in_flight(self) -> int:
@@ -96,9 +92,9 @@ class RequestAdmission:
     def full(self) -> bool:
         return self.limit is not None and len(self.slots) >= self.limit
 
-    async def enter(self) -> Slot:
+    async def enter(self) -> object:
         """Take a slot, first come first served. Suspends only if no slot is free."""
-        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         self.hand_over()
         try:
@@ -108,18 +104,16 @@ class RequestAdmission:
                 self.leave(turn.result())
             raise
 
-    def leave(self, slot: Slot) -> None:
+    def leave(self, slot: object) -> None:
         """Free a slot. A second call does nothing."""
-        if slot in self.slots:
-            self.slots.remove(slot)
+        if self.slots.pop(slot, None) is not None:
             self.hand_over()
 
     def hand_over(self) -> None:
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():
-                slot = Slot()
-                self.slots.add(slot)
+                self.slots[slot := object()] = math.inf
                 self.peak = max(self.peak, len(self.slots))
                 turn.set_result(slot)
 
@@ -267,7 +261,7 @@ class FakeEndpointState:
         self.epoch = time.monotonic()
         self.counts: Counter[str] = Counter()  # the counts in Seen
         self.errors: Counter[str] = Counter()
-        self._digests: set[bytes] = set()
+        self.digests: set[bytes] = set()
         self.admission.peak = self.admission.in_flight
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
@@ -296,10 +290,6 @@ class FakeEndpointState:
         self.killed = killed
         self.cache = self.new_cache()
         self.phases_changed()
-
-    def recognise(self, digest: bytes) -> None:
-        self.counts["duplicates"] += digest in self._digests
-        self._digests.add(digest)
 
     def ended_in(self, problem: str | None, tokens: int = 0) -> None:
         """Count the end of a request: None for a successful response, ``rejected``, or the kind of error."""

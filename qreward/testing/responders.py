@@ -19,7 +19,7 @@ from qreward.callables import load_object
 from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy
-from qreward.testing.text import digest_of, echo_text, softmax, text_of
+from qreward.testing.bodies import digest_of, echo_text, softmax, text_of
 
 Responder = Callable[[list[Any]], str]
 Write = Callable[[list[Any], bytes], str]  # a function that returns the text of the response, from the messages and their digest

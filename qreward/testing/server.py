@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
+from qreward.testing.bodies import Chunks, count_tokens, encode, error
 from qreward.testing.endpoint import FakeEndpointState, refuses
 from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
-from qreward.testing.openai_api import Chunks, error
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.text import count_tokens
 
 HOST = "127.0.0.1"
 JSON, PLAIN = "application/json", "text/plain"
@@ -287,13 +286,14 @@ class FakeServer(FakeEndpointState):
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
         """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
         spec = self.spec
-        self.recognise(job.digest)
+        self.counts["duplicates"] += job.digest in self.digests
+        self.digests.add(job.digest)
         if job.model is not None and not self.serves(job.model):
             message = self.kind.unknown.format(model=job.model, served=", ".join(spec.models))
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if self.admission.full and spec.over_cap == "reject":
-            message, free = "Too many requests are being served; the server is full.", min(slot.due for slot in self.admission.slots)
+            message, free = "Too many requests are being served; the server is full.", min(self.admission.slots.values())
             raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", free)
         if (over := self.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
@@ -314,7 +314,7 @@ class FakeServer(FakeEndpointState):
             fault = await self.drawn_fault(request)
             cached = await self._computed(job)
             begin, latency = time.monotonic(), self.spec.latency
-            slot.due = self.timeline.plan(begin, job.service)[0]
+            self.admission.slots[slot] = self.timeline.plan(begin, job.service)[0]
             body, chunks = (job.body(cached), None) if job.chunks is None else (b"", job.chunks(cached))
             ready, failure = self.timeline.plan(begin, job.service if chunks is None else latency.base)
             await sleep_until(ready)
@@ -411,8 +411,9 @@ class FakeServer(FakeEndpointState):
         if request.method != "GET" or path not in kind.status:
             raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
-        text = kind.status[path](self)
-        return web.Response(text=text, content_type=JSON if text.startswith("{") else PLAIN, headers=self._headers())
+        told = kind.status[path](self)
+        text, content_type = (told, PLAIN) if isinstance(told, str) else (encode(told).decode(), JSON)
+        return web.Response(text=text, content_type=content_type, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1

@@ -10,7 +10,6 @@ from typing import Any
 
 from qreward.testing import bodies
 from qreward.testing.bodies import BYTES_PER_TOKEN, ChatRequest, Chunks, EmbeddingsRequest, canonical, count_tokens, encode, sse
-from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
@@ -25,6 +24,7 @@ from qreward.testing.kinds import (
     inputs_of,
     vector_route,
 )
+from qreward.testing.server import FakeServer
 
 MOST_LOGPROBS = 20  # maximum ``top_logprobs`` of a chat at OpenAI, and at vLLM unless it is started with --max-logprobs
 VERSION = "0.32.0"
@@ -39,7 +39,7 @@ def _longest(spec: Any) -> int:
 # Status routes
 
 
-def _models(state: FakeEndpointState) -> dict[str, Any]:
+def _models(state: FakeServer) -> dict[str, Any]:
     permission = {
         "id": "modelperm-fake", "object": "model_permission", "created": 0, "allow_create_engine": False, "allow_sampling": True,
         "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
@@ -50,7 +50,7 @@ def _models(state: FakeEndpointState) -> dict[str, Any]:
     return {**found, "data": [{**row, **more} for row in found["data"]]}
 
 
-def _metrics(state: FakeEndpointState) -> str:
+def _metrics(state: FakeServer) -> str:
     text: str = SERVER_KINDS["vllm"].status["/metrics"](state)
     cache = state.cache
     if cache is None:

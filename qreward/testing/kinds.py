@@ -16,7 +16,6 @@ import msgspec
 from qreward.errors import ConfigError
 from qreward.testing import bodies
 from qreward.testing.bodies import ChatRequest, canonical, count_tokens, digest_of, encode, listed, logits_of, probabilities_of, score_of
-from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.responders import Asked, JudgeRead, Write, writer_of
 from qreward.testing.spec import FakeEndpoint
 
@@ -59,7 +58,7 @@ class Job(NamedTuple):
 
 
 Route = Callable[["RouteCall"], Job]
-Status = Callable[[FakeEndpointState], Any]  # a function that returns what a status route reports: lines of text, or what is sent as JSON
+Status = Callable[[Any], Any]  # a function of a ``FakeServer`` that returns what a status route reports: lines of text, or a JSON document
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,8 @@ def inputs_of(call: RouteCall) -> list[Any]:
 
 def gauges(names: str, labels: str = "") -> Status:
 
-    def text(state: FakeEndpointState) -> str:
-        values = zip(names.split(), state.load, strict=False)
+    def text(server: Any) -> str:
+        values = zip(names.split(), server.load, strict=False)
         return "".join(f"# HELP {name} .\n# TYPE {name} gauge\n{name}{labels} {value}\n" for name, value in values)
 
     return text
@@ -216,7 +215,7 @@ def moderations_job(call: RouteCall) -> Job:
 OPENAI = FakeServerKind(
     routes={CHAT: chat_route, EMBEDDINGS: embeddings_job, COMPLETIONS: completions_job, "/v1/moderations": moderations_job},
     error=lambda _path, error: bodies.error(error.message, error.type, error.code),
-    status={"/v1/models": lambda state: bodies.models(state.spec.models)},
+    status={"/v1/models": lambda server: bodies.models(server.spec.models)},
 )
 
 
@@ -411,9 +410,9 @@ def _sglang_error(path: str, error: ErrorResponse) -> bytes:
     return encode({"object": "error", "message": error.message, "type": error.type, "param": None, "code": error.status})
 
 
-def _sglang_loads(state: FakeEndpointState) -> Any:
-    row = {"dp_rank": 0, "num_running_reqs": state.running, "num_waiting_reqs": state.waiting, "token_usage": 0.25}
-    row["max_running_requests"] = state.spec.max_concurrency or 256
+def _sglang_loads(server: Any) -> Any:
+    row = {"dp_rank": 0, "num_running_reqs": server.running, "num_waiting_reqs": server.waiting, "token_usage": 0.25}
+    row["max_running_requests"] = server.spec.max_concurrency or 256
     return {"timestamp": "", "version": "0.5.23", "loads": [row]}
 
 
@@ -482,8 +481,8 @@ def _tei_error(path: str, error: ErrorResponse) -> bytes:
     return encode({"error": error.message, "error_type": name})
 
 
-def _tei_info(state: FakeEndpointState) -> Any:
-    spec = state.spec
+def _tei_info(server: Any) -> Any:
+    spec = server.spec
     names = {str(position): name for position, name in enumerate(spec.scoring.labels or ("LABEL_0",))}
     return {
         "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_input_length": spec.scoring.max_tokens,

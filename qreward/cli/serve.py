@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from functools import partial
 
 from qreward.callables import load_object
 from qreward.errors import ConfigError
@@ -34,12 +35,10 @@ def serve(args: argparse.Namespace) -> int:
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
     config = ServerConfig.from_env(**texts, token=token_of(args.token_env, args.token_file))
     scorer = load_object(args.scorer, "scorer", "my_rewards:score")
+    guarded = "" if config.token is None else ", with a token"
+    show = partial(print, file=sys.stderr, flush=True)
     try:
-        done = run(scorer, config, lambda address: _announce(args.scorer, address, config.token is not None))
+        done = run(scorer, config, lambda address: show(f"{args.scorer} is served at {address}{guarded}; Ctrl-C ends it."))
     except TypeError as error:
         raise ConfigError(f"{args.scorer}: {error}") from error
     return 0 if done else 1
-
-
-def _announce(scorer: str, address: str, guarded: bool) -> None:
-    print(f"{scorer} is served at {address}{', with a token' if guarded else ''}; Ctrl-C ends it.", file=sys.stderr, flush=True)

@@ -247,7 +247,11 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     elif kind in _EXAMPLES:
         message += _EXAMPLES[kind]
     elif kind == "model_type":
-        message += _example(model, path, value)
+        field = None
+        for part in map(str, path):
+            field, model = model.model_fields.get(part), _inner(model, part) or model
+        disabled = value is False and field is not None and type(None) in getattr(field.annotation, "__args__", ())
+        message += f", such as {{{next(iter(model.model_fields))}: ...}}" + ("; null disables it" if disabled else "")
     elif kind in ("literal_error", "enum"):
         message += instead(value, re.findall(r"'([^']*)'", message))
     elif kind.startswith(("int", "float", "finite", "greater", "less")):
@@ -256,15 +260,6 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
 
 
 _EXAMPLES = {"tuple_type": ", such as [a, b]", "list_type": ", such as [a, b]", "dict_type": ", such as {name: value}"}
-
-
-def _example(model: type[BaseModel], path: Sequence[str | int], value: object) -> str:
-    """Return the end of a message about a value at ``path`` that must be settings: the first of them, and whether null is allowed."""
-    field = None
-    for part in map(str, path):
-        field, model = model.model_fields.get(part), _inner(model, part) or model
-    disabled = value is False and field is not None and type(None) in getattr(field.annotation, "__args__", ())
-    return f", such as {{{next(iter(model.model_fields))}: ...}}" + ("; null disables it" if disabled else "")
 
 
 _WORDS = {

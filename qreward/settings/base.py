@@ -73,11 +73,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
 Portion = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
 Quantile = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
 Seconds = Annotated[Positive, "seconds"]  # a type of its own, by which the tests of the pages recognise seconds
-Weight = Positive
-Rate = Positive
-SomeSeconds = NotNegative
-Share = NotNegative
-Dollars = NotNegative
 Count = Annotated[int, Field(ge=1), NOT_BOOL]
 Many = Annotated[int, Field(ge=0), NOT_BOOL]
 

@@ -24,14 +24,12 @@ from qreward.settings.base import (
     NOT_BOOL,
     Accepting,
     Count,
-    Dollars,
     Many,
+    NotNegative,
     Policy,
+    Positive,
     Quantile,
-    Rate,
     Seconds,
-    Share,
-    Weight,
     check_glob,
     check_header,
     expand_once,
@@ -155,8 +153,8 @@ class Limits(Policy):
 
     max_concurrency: Count | None = None
     adaptive: bool = True
-    rpm: Rate | None = None
-    tpm: Rate | None = None
+    rpm: Positive | None = None
+    tpm: Positive | None = None
     tpm_counts: Literal["used", "reserved"] = "used"
     shared: Literal["none", "local", "ray"] = "none"
 
@@ -226,7 +224,7 @@ class Hedge(Policy):
 
     quantile: Quantile = 0.95
     after: Seconds | None = None
-    budget: Share = 0.05
+    budget: NotNegative = 0.05
     reserve: Many = 32
     tail: bool = True
 
@@ -477,13 +475,13 @@ class Endpoint(Policy):
     models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Annotated[str, _KNOWN_KIND] = "openai"
-    weight: Weight = 1.0
+    weight: Positive = 1.0
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     reward: RewardModel | None = None
     decisions: DecisionDialect | None = None
     decision_labels: Annotated[tuple[Many, Many] | None, _ORDERED] = None
-    price: Annotated[tuple[Dollars, Dollars] | None, _ORDERED] = None
+    price: Annotated[tuple[NotNegative, NotNegative] | None, _ORDERED] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str, AfterValidator(lambda name: check_header(name, ""))] | None = None
     send_priority: bool = False
@@ -633,7 +631,7 @@ class Route(Policy):
     pattern: Annotated[str, AfterValidator(check_glob)]
     endpoints: Accepting[tuple[str, ...], list[str] | tuple[str, ...]] = Field(min_length=1)
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
-    weights: dict[str, Weight] = Field(default_factory=dict)
+    weights: dict[str, Positive] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _known_weights(self) -> Route:

@@ -137,10 +137,20 @@ def _chat(call: RouteCall) -> Job:
         rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
         raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
     _check_schema(request.response_format)
-    job = chat_route(call, request, most, completion_of, VllmChunks)
+    job = chat_route(call)
     if job.prompt > longest:
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
-    return job
+    length = job.length if most is None else min(job.length, most)
+    output = length * (request.n or 1)
+
+    def parts(cached: int | None) -> tuple[Any, ...]:
+        return request, job.digest, call.content(request.messages, job.digest), bodies.usage(job.prompt, output, cached)
+
+    return job._replace(
+        service=call.spec.latency.seconds(length), length=length, completion=output,
+        body=lambda cached: encode(completion_of(*parts(cached))),
+        chunks=(lambda cached: VllmChunks(*parts(cached))) if request.stream else None,
+    )  # fmt: skip
 
 
 def _check_logprobs(request: SampledChat) -> None:

@@ -167,17 +167,11 @@ def gauges(names: str, labels: str = "") -> Status:
 # OpenAI
 
 
-def chat_route(
-    call: RouteCall,
-    request: ChatRequest | None = None,
-    most: int | None = None,
-    completion: Callable[..., dict[str, Any]] = bodies.chat_completion,
-    chunks: type[bodies.Chunks] = bodies.Chunks,
-) -> Job:
-    request, latency = request or call.chat(), call.spec.latency
+def chat_route(call: RouteCall) -> Job:
+    request, latency = call.chat(), call.spec.latency
     encoded = canonical(request.messages)
     digest, prompt = sha256(encoded).digest(), count_tokens(encoded)
-    length = latency.draw(digest) if most is None else min(latency.draw(digest), most)
+    length = latency.draw(digest)
     output = length * (request.n or 1)
 
     def parts(cached: int | None) -> tuple[Any, ...]:
@@ -185,8 +179,8 @@ def chat_route(
 
     return Job(
         request.model, digest, prompt, latency.seconds(length), length=length, completion=output, prompts=[encoded],
-        body=lambda cached: encode(completion(*parts(cached))),
-        chunks=(lambda cached: chunks(*parts(cached))) if request.stream else None,
+        body=lambda cached: encode(bodies.chat_completion(*parts(cached))),
+        chunks=(lambda cached: bodies.Chunks(*parts(cached))) if request.stream else None,
     )  # fmt: skip
 
 

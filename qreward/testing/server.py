@@ -17,7 +17,7 @@ from aiohttp import web
 
 from qreward.testing.bodies import Chunks, count_tokens, encode, error
 from qreward.testing.endpoint import PromptCache, Rates, RequestAdmission, Seen, Timeline, refuses
-from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, RouteCall, decisions_route
 from qreward.testing.responders import Write, writer_of
 from qreward.testing.spec import FakeEndpoint, Phase
 
@@ -354,9 +354,8 @@ class FakeServer:
     async def respond(self, request: Incoming) -> web.StreamResponse:
         decides = self.spec.decisions and request.path == "/v1/decisions"
         route = self.kind.routes.get(request.path) or (decisions_route if decides else None)
-        return await (self._status(request) if route is None or request.method != "POST" else self._counted(request, route))
-
-    async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
+        if route is None or request.method != "POST":
+            return await self._status(request)
         self.under_way.add(request)
         try:
             self.counts["requests"] += 1

@@ -14,7 +14,7 @@ from typing import Any
 from fakes.lower_bound import lower_bound
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Phase
-from qreward.testing.text import digest_of
+from qreward.testing.bodies import digest_of
 
 Conversation = list[dict[str, str]]
 Endpoints = Sequence[FakeEndpoint]

@@ -29,8 +29,8 @@ from prefix_workloads import CHARACTERS, PrefixJob, Workload
 from prefix_world import WINDOW, bound
 
 from qreward.testing import Latency
+from qreward.testing.bodies import canonical, count_tokens
 from qreward.testing.endpoint import chain
-from qreward.testing.text import canonical, count_tokens
 
 REPLICAS, SHARE, TIME_SCALE, CAP = 4, 0.25, 0.5, 40.0
 """``REPLICAS``: number of endpoints. ``SHARE``: share of the groups of each workload. ``TIME_SCALE``: factor on all times. ``CAP``: a

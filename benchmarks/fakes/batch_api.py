@@ -15,10 +15,10 @@ from pydantic import Field
 
 from qreward.settings.base import Policy
 from qreward.testing import FakeEndpoint
+from qreward.testing.bodies import canonical, count_tokens, encode
 from qreward.testing.endpoint import Seen
 from qreward.testing.kinds import OPENAI, ErrorResponse, FakeServerKind, Route, RouteCall
 from qreward.testing.server import FakeServer, Incoming, deliver
-from qreward.testing.text import canonical, count_tokens, encode
 
 _EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 _CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
@@ -285,7 +285,8 @@ class BatchServer(FakeServer):
         return super().seen()
 
     def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        self.recognise(digest)
+        self.counts["duplicates"] += digest in self.digests
+        self.digests.add(digest)
         self.ended_in(problem, tokens)
 
     @property

@@ -19,10 +19,10 @@ from fakes.next_token import TOKENIZER, score_labels
 from fakes.vllm import VLLM
 from qreward.decisions import Option
 from qreward.errors import ConfigError
-from qreward.testing import openai_api
+from qreward.testing import bodies
+from qreward.testing.bodies import canonical, count_tokens, encode, text_of
 from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall, asked_of, decision_job, expected_level, openai_job
 from qreward.testing.responders import Asked, JudgeRead
-from qreward.testing.text import canonical, count_tokens, encode, text_of
 
 DECISIONS, SYSTEM_ONE, SCORING, TOKENIZE = "/v1/decisions", "/v1/systemone", "/generative_scoring", "/tokenize"
 VLLM_QUESTIONS, VLLM_OPTIONS = 64, 26
@@ -342,12 +342,12 @@ def _refuse_joint(joint: bool) -> None:
 
 
 def _openai_error(_path: str, error: ErrorResponse) -> bytes:
-    return openai_api.error(error.message, error.type, error.code)
+    return bodies.error(error.message, error.type, error.code)
 
 
 def _vllm_error(path: str, error: ErrorResponse) -> bytes:
     if error.status in (400, 501):
-        return openai_api.error(error.message, error.type, error.status)
+        return bodies.error(error.message, error.type, error.status)
     return VLLM.error(path, error)
 
 

@@ -18,11 +18,10 @@ from fakes.synthetic_writer import write_verdict
 from fakes.vllm import GUARDED, MOST_LOGPROBS, SampledChat, completion_of, vllm_of
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
+from qreward.testing.bodies import canonical, chat_completion, encode, usage
 from qreward.testing.kinds import CHAT, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
-from qreward.testing.openai_api import chat_completion, usage
 from qreward.testing.responders import Write
 from qreward.testing.server import FakeServer, Incoming
-from qreward.testing.text import canonical, encode
 
 
 class ModelEndpoint(FakeEndpoint):

@@ -34,9 +34,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from qreward.testing.bodies import canonical, count_tokens, digest_of
 from qreward.testing.endpoint import Timeline, refuses, speed_in
 from qreward.testing.spec import FakeEndpoint, Phase
-from qreward.testing.text import canonical, count_tokens, digest_of
 
 _NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses a larger amount cannot limit anything
 _FOREVER = 1e12  # seconds that count as infinite

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qreward.decisions import Option
+from qreward.testing.bodies import text_of
 from qreward.testing.responders import Asked, JudgeRead, SyntheticJudge
-from qreward.testing.text import text_of
 
 _LINE = re.compile(r"[ \t]*(?:[-*][ \t]+)?[(\[\"']?([A-Z]|\d|[Yy]es|[Nn]o)[)\]\"']?(?:[ \t]*[:.)=][ \t]*|[ \t]+-[ \t]+)(.*)")
 _LEAD = re.compile(r"(?:Question|Rate|Is (?:this|the following) true|Criterion|Statement)[:?][ \t]*", re.IGNORECASE)

@@ -13,8 +13,8 @@ from typing import Any
 
 from fakes.next_token import NextToken, read_prompt
 from qreward.errors import ConfigError
+from qreward.testing.bodies import text_of
 from qreward.testing.responders import MEMBER, Asked, SyntheticJudge, range_of
-from qreward.testing.text import text_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 _ASKS = r"^Question(?:, to be answered yes or no)?: "

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from qreward.testing import openai_api
-from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing import bodies
+from qreward.testing.bodies import BYTES_PER_TOKEN, ChatRequest, Chunks, EmbeddingsRequest, canonical, count_tokens, encode, sse
 from qreward.testing.kinds import (
     CHAT,
     COMPLETIONS,
@@ -22,11 +22,9 @@ from qreward.testing.kinds import (
     chat_route,
     completions_job,
     inputs_of,
-    json_status,
     vector_route,
 )
-from qreward.testing.openai_api import ChatRequest, Chunks, EmbeddingsRequest, sse
-from qreward.testing.text import BYTES_PER_TOKEN, canonical, count_tokens, encode
+from qreward.testing.server import FakeServer
 
 MOST_LOGPROBS = 20  # maximum ``top_logprobs`` of a chat at OpenAI, and at vLLM unless it is started with --max-logprobs
 VERSION = "0.32.0"
@@ -41,19 +39,20 @@ def _longest(spec: Any) -> int:
 # Status routes
 
 
-def _models(state: FakeEndpointState) -> dict[str, Any]:
+def _models(state: FakeServer) -> dict[str, Any]:
     permission = {
         "id": "modelperm-fake", "object": "model_permission", "created": 0, "allow_create_engine": False, "allow_sampling": True,
         "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
         "group": None, "is_blocking": False,
     }  # fmt: skip
     more = {"owned_by": "vllm", "root": "fake", "parent": None, "max_model_len": _longest(state.spec), "permission": [permission]}
-    found = openai_api.models(state.spec.models)
+    found = bodies.models(state.spec.models)
     return {**found, "data": [{**row, **more} for row in found["data"]]}
 
 
-def _metrics(state: FakeEndpointState) -> str:
-    text, cache = SERVER_KINDS["vllm"].status["/metrics"](state), state.cache
+def _metrics(state: FakeServer) -> str:
+    text: str = SERVER_KINDS["vllm"].status["/metrics"](state)
+    cache = state.cache
     if cache is None:
         return text
     for name, value in (("queries", cache.queried), ("hits", cache.hits)):
@@ -88,7 +87,7 @@ def _error(path: str, error: ErrorResponse) -> bytes:
     elif error.counted == "unknown_model":
         param = "model" if path in _GENERATE else None
         message = message if path in _GENERATE else message.partition(" Valid aliases")[0]
-    return openai_api.error(message, type_, error.status, param)
+    return bodies.error(message, type_, error.status, param)
 
 
 def _wrong(name: str, value: Any, message: str) -> ErrorResponse:
@@ -138,10 +137,20 @@ def _chat(call: RouteCall) -> Job:
         rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
         raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
     _check_schema(request.response_format)
-    job = chat_route(call, request, most, completion_of, VllmChunks)
+    job = chat_route(call)
     if job.prompt > longest:
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
-    return job
+    length = job.length if most is None else min(job.length, most)
+    output = length * (request.n or 1)
+
+    def parts(cached: int | None) -> tuple[Any, ...]:
+        return request, job.digest, call.content(request.messages, job.digest), bodies.usage(job.prompt, output, cached)
+
+    return job._replace(
+        service=call.spec.latency.seconds(length), length=length, completion=output,
+        body=lambda cached: encode(completion_of(*parts(cached))),
+        chunks=(lambda cached: VllmChunks(*parts(cached))) if request.stream else None,
+    )  # fmt: skip
 
 
 def _check_logprobs(request: SampledChat) -> None:
@@ -177,7 +186,7 @@ def _used(used: dict[str, Any]) -> dict[str, Any]:
 
 def completion_of(request: SampledChat, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
     content, finish = request.cut(content)
-    made = openai_api.chat_completion(request, digest, content, _used(used))
+    made = bodies.chat_completion(request, digest, content, _used(used))
     for choice in made["choices"]:
         choice["message"] = {**choice["message"], **dict.fromkeys(("annotations", "audio", "function_call", "reasoning"))}
         choice |= {"finish_reason": finish, "stop_reason": None, "token_ids": None, "routed_experts": None}
@@ -219,7 +228,7 @@ class VllmChunks(Chunks):
         return closing + b"data: [DONE]\n\n"
 
     def failed(self) -> bytes:
-        return b"data: " + openai_api.error(_DEAD, _TYPES[500], 500) + b"\n\ndata: [DONE]\n\n"
+        return b"data: " + bodies.error(_DEAD, _TYPES[500], 500) + b"\n\ndata: [DONE]\n\n"
 
     def _events(self, choice: dict[str, Any], **more: Any) -> bytes:
         return b"".join(sse({**self._head, "choices": [{"index": index, **choice}], **more}) for index in self._indices)
@@ -290,9 +299,9 @@ VLLM = replace(
     routes={**SERVER_KINDS["vllm"].routes, **_GENERATE, EMBEDDINGS: _embeddings, "/pooling": _pooling, "/classify": _pooling},
     error=_error,
     status={
-        "/v1/models": json_status(_models),
-        "/load": json_status(lambda state: {"server_load": state.admission.in_flight + state.waiting}),
-        "/version": json_status(lambda _: {"version": VERSION}),
+        "/v1/models": _models,
+        "/load": lambda state: {"server_load": state.admission.in_flight + state.waiting},
+        "/version": lambda _: {"version": VERSION},
         "/metrics": _metrics,
     },
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",

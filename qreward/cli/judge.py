@@ -56,7 +56,10 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
 def judge(args: argparse.Namespace) -> int:
     """Run the action, and return 0. Raises ``ConfigError`` for an invalid file or item, and ``RequestError`` if too many items fail."""
     if args.action == "calibrate":
-        _check_output(args.output)
+        folder = args.output.expanduser().parent
+        if args.output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # checked before a request is sent
+            reason = "it is a directory" if args.output.is_dir() else f"{str(folder)!r} is no directory that can be written to"
+            raise ConfigError(f"cannot write the calibration to {str(args.output)!r}: {reason}; name another file with --output")
         calibration = asyncio.run(_calibrated(args))
         calibration.save(args.output)
         print(calibration.model_dump_json(indent=2) if args.json else f"{calibration}\nwritten {args.output}")
@@ -69,14 +72,6 @@ def judge(args: argparse.Namespace) -> int:
         report = asyncio.run(_compared(args.items, args.config, args.timeout))
         print(json.dumps(report.as_dict(), indent=2) if args.json else report)
     return 0
-
-
-def _check_output(path: Path) -> None:
-    """Raise ``ConfigError`` if the calibration cannot be written to this path. This check runs before a request is sent."""
-    folder = path.expanduser().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        reason = "it is a directory" if path.is_dir() else f"{str(folder)!r} is no directory that can be written to"
-        raise ConfigError(f"cannot write the calibration to {str(path)!r}: {reason}; name another file with --output")
 
 
 async def _calibrated(args: argparse.Namespace) -> Calibration:

@@ -96,7 +96,10 @@ def ctl(args: argparse.Namespace) -> int:
         raise ConfigError(f"limits and --keep belong to limit, not to {args.action}")
     reason = args.reason or ""
     order = {"action": args.action, "target": args.target, "limits": limits, "reason": reason, "dry_run": args.dry_run}
-    pid = _only_process() if args.pid is None else args.pid
+    running = [each.pid for each in processes(directory()) if each.state == "running"] if args.pid is None else [args.pid]
+    if len(running) != 1:
+        raise ConfigError(f"name one of these processes with --pid: {running}" if running else "no process runs that shows itself")
+    pid = running[0]
     try:
         effects: list[str] = request(directory() / f"{pid}.sock", "POST", "/ctl", order, patience=PATIENCE)["effects"]
     except (OSError, HTTPException) as error:
@@ -108,13 +111,6 @@ def ctl(args: argparse.Namespace) -> int:
     else:
         print("\n".join(f"{pid}: {'would be: ' if args.dry_run else ''}{each}" for each in effects))
     return 0
-
-
-def _only_process() -> int:
-    running = [each.pid for each in processes(directory()) if each.state == "running"]
-    if len(running) != 1:
-        raise ConfigError(f"name one of these processes with --pid: {running}" if running else "no process runs that shows itself")
-    return running[0]
 
 
 def _limit(text: str) -> float | None:

@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,6 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import scorer_of
 from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
 from qreward.live.channel import show_if_wanted
-from qreward.progress import Progress
 from qreward.runtime import runtime_of
 
 _NAMES = (
@@ -76,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
         timeout = scorer.deadline if timeout is None else timeout
     if timeout is not None:  # otherwise the default of the settings
         settings["timeout"] = timeout
-    settings["progress"] = {"bar": True, "plain": "plain", "json": _print_json, "none": False}[args.progress]
+    show = partial(print, file=sys.stderr, flush=True)
+    shown: dict[str, Any] = {"bar": True, "plain": "plain", "json": lambda seen: show(msgspec.json.encode(seen).decode()), "none": False}
+    settings["progress"] = shown[args.progress]
     return asyncio.run(_run(args, settings, scorer))
 
 
@@ -103,10 +105,6 @@ async def _run(args: argparse.Namespace, settings: dict[str, Any], config: Rewar
                 asyncio.get_running_loop().remove_signal_handler(number)
     print(report)
     return report.exit_code
-
-
-def _print_json(progress: Progress) -> None:
-    print(msgspec.json.encode(progress).decode(), file=sys.stderr, flush=True)
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAtt
 from qreward.callables import NOT_GIVEN, Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.settings import files
-from qreward.settings.base import Count, Many, Policy, Portion, Seconds, SomeSeconds, default, with_faults
+from qreward.settings.base import Count, Many, NotNegative, Policy, Portion, Seconds, default, with_faults
 from qreward.settings.policies import Level, Priority
 
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
@@ -155,7 +155,7 @@ class ScheduleConfig(Policy):
 
     timeout: Annotated[Seconds | None, _NOT_ZERO] = None
     retry_times: Many = 0
-    retry_interval: SomeSeconds = 1.0
+    retry_interval: NotNegative = 1.0
     retry_max_interval: Seconds = 60.0
     exception_types: Annotated[Failures, PlainValidator(check_exceptions)] = Exception
     limit_size: Annotated[Count | None, _NOT_ZERO] = None

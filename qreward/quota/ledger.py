@@ -156,8 +156,11 @@ class WindowQuota(Quota, array_like=True):
         waited, last = account.want > 0, account.need
         used, returned = max(0.0, need.spent - last.spent), max(0.0, need.returned - last.returned)
         self._use(now, used)
-        if returned:
-            self._refund(returned)
+        refund = returned
+        for step in sorted(self.used) if refund else ():  # the oldest steps first, so that no amount that was used is dropped too early
+            taken = min(refund, self.used[step])
+            self.used[step] -= taken
+            refund -= taken
         left = max(0.0, need.left)
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
@@ -201,13 +204,6 @@ class WindowQuota(Quota, array_like=True):
     def _use(self, now: float, amount: float) -> None:
         step = floor(now / STEP)
         self.used[step] = self.used.get(step, 0.0) + amount
-
-    def _refund(self, amount: float) -> None:
-        """Subtract an amount that was not used from the oldest steps, so that no amount that was used is dropped too early."""
-        for step in sorted(self.used):
-            taken = min(amount, self.used[step])
-            self.used[step] -= taken
-            amount -= taken
 
 
 TURN = 15.0

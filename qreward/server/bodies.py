@@ -96,10 +96,15 @@ def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
     if (fields.input is None) == (fields.messages is None):
         raise invalid(["input"], "send either input (a text or a list of texts) or messages (one conversation)")
     activation = bool(fields.use_activation or fields.activation or fields.softmax)
-    if fields.messages is not None:
-        return ScoreRequest("classify", _conversation(fields.messages, config), activation)
-    texts = _texts(fields.input, "input", config)
-    return ScoreRequest("classify", Query(texts, [{} for _ in texts]), activation)
+    if fields.messages is None:
+        texts = _texts(fields.input, "input", config)
+        return ScoreRequest("classify", Query(texts, [{} for _ in texts]), activation)
+    if not (messages := fields.messages):
+        raise invalid(["messages"], "is empty; the last message of a conversation is scored")
+    *earlier, completion = _texts([_text_of(message, at) for at, message in enumerate(messages)], "messages", config)
+    prompts = [text for text, message in zip(earlier, messages[:-1], strict=True) if message.get("role") == "user"]
+    metadata = {"prompt": prompts[-1] if prompts else "", "messages": messages[:-1]}  # the last user message is the prompt
+    return ScoreRequest("classify", Query([completion], [metadata], single=True), activation)
 
 
 def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
@@ -110,16 +115,6 @@ def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
     _same_length(prompts, left, **{right: responses})
     activation = bool(fields.use_activation or fields.activation)
     return ScoreRequest("score", Query(responses, [{"prompt": prompt} for prompt in prompts]), activation)
-
-
-def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
-    """Convert a conversation. The last message is the completion. The last user message before it is the prompt."""
-    if not messages:
-        raise invalid(["messages"], "is empty; the last message of a conversation is scored")
-    texts = [_text_of(message, at) for at, message in enumerate(messages)]
-    _texts(texts, "messages", config)
-    prompts = [text for text, message in zip(texts[:-1], messages[:-1], strict=True) if message.get("role") == "user"]
-    return Query([texts[-1]], [{"prompt": prompts[-1] if prompts else "", "messages": messages[:-1]}], single=True)
 
 
 def _text_of(message: dict[str, Any], at: int) -> str:
@@ -195,7 +190,10 @@ def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mod
         return write({"rewards": rewards, "scores": logs.get("score", rewards), "extra_logs": logs})
     data: list[dict[str, Any]] = []
     for at, one in enumerate(scored):
-        reward = _sigmoid(one.reward) if request.activation and one.reward is not None else one.reward
+        reward = one.reward
+        if request.activation and reward is not None:  # vLLM applies a sigmoid to the logit of a model with one class
+            small = math.exp(-abs(reward))
+            reward = (1 if reward >= 0 else small) / (1 + small)
         if request.form == "classify":
             label = None if reward is None else "LABEL_0"  # vLLM's name for the class of a model with only one class
             row: dict[str, Any] = {"index": at, "label": label, "probs": [reward], "num_classes": 1}
@@ -227,12 +225,6 @@ def _logs(scored: Sequence[ScoreResult]) -> dict[str, list[float]]:
         if all(isinstance(value, int | float) and finite(value) is not None for value in values):
             logs[str(name)] = list(map(float, values))
     return logs
-
-
-def _sigmoid(reward: float) -> float:
-    """Return the sigmoid of a reward. vLLM applies a sigmoid to the logit of a model with one class."""
-    small = math.exp(-abs(reward))
-    return 1 / (1 + small) if reward >= 0 else small / (1 + small)
 
 
 def write(document: Any) -> bytes:

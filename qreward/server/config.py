@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from qreward.batching.reward_buffer import Mode
 from qreward.errors import ConfigError
-from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, Policy, Rate, Seconds, SomeSeconds, default, with_faults, wrong
+from qreward.settings.base import EXPANDED, NOT_BOOL, Accepting, Count, NotNegative, Policy, Positive, Seconds, default, with_faults, wrong
 
 PREFIX = "QREWARD_SERVE_"
 """Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
@@ -70,12 +70,12 @@ class ServerConfig(Policy):
     model: str = "reward"
     mode: Mode = "auto"
     max_batch_size: Count = 64
-    batch_wait_timeout_s: SomeSeconds = 0.0
+    batch_wait_timeout_s: NotNegative = 0.0
     max_concurrent_batches: Count = 1
     isolate_errors: bool = True
     timeout: Seconds | None = 600.0
     max_queue: Count = 4096
-    rate: Rate | None = None
+    rate: Positive | None = None
     max_items: Count = 1024
     max_text_chars: Count = 1_000_000
     max_body_bytes: Count = 32 * 1024 * 1024

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qreward.callables import NOT_GIVEN, Code
@@ -51,13 +51,21 @@ def default(value: Any) -> Any:
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
-def _not_a_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
+V = TypeVar("V", AfterValidator, BeforeValidator)
 
 
-NOT_BOOL = BeforeValidator(_not_a_bool)
+def must(holds: Callable[[Any], bool], text: str | Callable[[Any], str], kind: type[V] = AfterValidator) -> V:  # type: ignore[assignment]
+    """Return a validator that refuses values for which ``holds`` is False, with this text, or the text that it returns for a value."""
+
+    def checked(value: object) -> object:
+        if not holds(value):
+            raise ValueError(text if isinstance(text, str) else text(value))
+        return value
+
+    return kind(checked)
+
+
+NOT_BOOL = must(lambda value: not isinstance(value, bool), "must be a number, not true or false", BeforeValidator)
 """Refuses booleans as numbers, because YAML reads a bare ``on`` as true."""
 Finite = Annotated[float, Field(allow_inf_nan=False), NOT_BOOL]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]
@@ -65,11 +73,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
 Portion = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
 Quantile = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
 Seconds = Annotated[Positive, "seconds"]  # a type of its own, by which the tests of the pages recognise seconds
-Weight = Positive
-Rate = Positive
-SomeSeconds = NotNegative
-Share = NotNegative
-Dollars = NotNegative
 Count = Annotated[int, Field(ge=1), NOT_BOOL]
 Many = Annotated[int, Field(ge=0), NOT_BOOL]
 
@@ -239,7 +242,11 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     elif kind in _EXAMPLES:
         message += _EXAMPLES[kind]
     elif kind == "model_type":
-        message += _example(model, path, value)
+        field = None
+        for part in map(str, path):
+            field, model = model.model_fields.get(part), _inner(model, part) or model
+        disabled = value is False and field is not None and type(None) in getattr(field.annotation, "__args__", ())
+        message += f", such as {{{next(iter(model.model_fields))}: ...}}" + ("; null disables it" if disabled else "")
     elif kind in ("literal_error", "enum"):
         message += instead(value, re.findall(r"'([^']*)'", message))
     elif kind.startswith(("int", "float", "finite", "greater", "less")):
@@ -248,15 +255,6 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
 
 
 _EXAMPLES = {"tuple_type": ", such as [a, b]", "list_type": ", such as [a, b]", "dict_type": ", such as {name: value}"}
-
-
-def _example(model: type[BaseModel], path: Sequence[str | int], value: object) -> str:
-    """Return the end of a message about a value at ``path`` that must be settings: the first of them, and whether null is allowed."""
-    field = None
-    for part in map(str, path):
-        field, model = model.model_fields.get(part), _inner(model, part) or model
-    disabled = value is False and field is not None and type(None) in getattr(field.annotation, "__args__", ())
-    return f", such as {{{next(iter(model.model_fields))}: ...}}" + ("; null disables it" if disabled else "")
 
 
 _WORDS = {

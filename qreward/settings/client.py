@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Accepting, Many, Policy, Seconds, instead, repeated, with_faults, wrong
+from qreward.settings.base import Accepting, Many, Policy, Seconds, instead, must, repeated, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.local import http_package_of
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, PrefixAffinity, Retry, Route
@@ -24,20 +24,14 @@ TRANSPORT_VARIABLE = "QREWARD_TRANSPORT"
 TRANSPORTS = ("aiohttp", "httpx")
 
 
-def _transport(value: object) -> object:
-    if value in TRANSPORTS if isinstance(value, str) else http_package_of(value) is not None:
-        return value
+def _no_transport(value: object) -> str:
     origin = f" ({TRANSPORT_VARIABLE} of the environment)" if value == os.environ.get(TRANSPORT_VARIABLE) else ""
-    raise ValueError(f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient{instead(value, TRANSPORTS, origin)}")
+    return f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient{instead(value, TRANSPORTS, origin)}"
 
 
-def _not_none(value: object) -> object:
-    if value is None:
-        raise ValueError("must be a mapping with endpoints, strategy and weights")
-    return value
-
-
-_ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
+_TRANSPORT = must(lambda value: value in TRANSPORTS if isinstance(value, str) else http_package_of(value) is not None, _no_transport)
+_NOT_NONE = must(lambda value: value is not None, "must be a mapping with endpoints, strategy and weights", BeforeValidator)
+_ROUTES = TypeAdapter(dict[str, Annotated[Route, _NOT_NONE]])
 
 
 class ClientConfig(Policy):
@@ -68,7 +62,7 @@ class ClientConfig(Policy):
     prefix_affinity: PrefixAffinity | None = PrefixAffinity()
     max_queued: Many | None = None
     timeout: Seconds | None = 600.0
-    transport: Annotated[Any, AfterValidator(_transport)] = Field(
+    transport: Annotated[Any, _TRANSPORT] = Field(
         default_factory=lambda: os.environ.get(TRANSPORT_VARIABLE) or "aiohttp", validate_default=True
     )
 

@@ -24,18 +24,17 @@ from qreward.settings.base import (
     NOT_BOOL,
     Accepting,
     Count,
-    Dollars,
     Many,
+    NotNegative,
     Policy,
+    Positive,
     Quantile,
-    Rate,
     Seconds,
-    Share,
-    Weight,
     check_glob,
     check_header,
     expand_once,
     instead,
+    must,
     repeated,
     shown,
     wrong,
@@ -46,16 +45,11 @@ from qreward.spelling import ELSEWHERE, closest, did_you_mean
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
 
-def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(value)) < len(value):
-        raise ValueError("names a class twice; each needs a name of its own")
-    return value
-
-
-def _with_both(value: str | None) -> str | None:
-    if value is not None and set(_PLACE.findall(value)) != {"prompt", "response"}:
-        raise ValueError("must hold {prompt} and {response}, such as '{prompt}{response}'")
-    return value
+_DISTINCT = must(lambda names: len(set(names)) == len(names), "names a class twice; each needs a name of its own")
+_WITH_BOTH = must(
+    lambda text: text is None or set(_PLACE.findall(text)) == {"prompt", "response"},
+    "must hold {prompt} and {response}, such as '{prompt}{response}'",
+)
 
 
 class RewardModel(Policy):
@@ -81,10 +75,10 @@ class RewardModel(Policy):
 
     route: Literal["classify", "pooling", "score", "embeddings"] | None = None
     label: Annotated[int | str, NOT_BOOL] | None = None
-    labels: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
+    labels: Annotated[tuple[str, ...], _DISTINCT] = ()
     activation: bool = False
     activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
-    template: Annotated[str | None, AfterValidator(_with_both)] = None
+    template: Annotated[str | None, _WITH_BOTH] = None
 
     def render(self, prompt: str, response: str) -> str:
         """Return prompt and response as one text. Their braces have no special meaning. Without a template, they are concatenated."""
@@ -159,8 +153,8 @@ class Limits(Policy):
 
     max_concurrency: Count | None = None
     adaptive: bool = True
-    rpm: Rate | None = None
-    tpm: Rate | None = None
+    rpm: Positive | None = None
+    tpm: Positive | None = None
     tpm_counts: Literal["used", "reserved"] = "used"
     shared: Literal["none", "local", "ray"] = "none"
 
@@ -230,7 +224,7 @@ class Hedge(Policy):
 
     quantile: Quantile = 0.95
     after: Seconds | None = None
-    budget: Share = 0.05
+    budget: NotNegative = 0.05
     reserve: Many = 32
     tail: bool = True
 
@@ -361,12 +355,6 @@ def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
     return value
 
 
-def _verify(value: object) -> object:
-    if not isinstance(value, bool | str):
-        raise ValueError("must be true, false, or the path of a CA bundle")
-    return value
-
-
 _WITHOUT_SCHEME = re.compile(r"(?P<host>[A-Za-z0-9.-]+:\d{1,5})(/|/v1/?)?|(?P<domain>[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)/v1/?")
 
 
@@ -406,18 +394,6 @@ def valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(check_glob, value))
 
 
-def _in_order(value: object) -> object:
-    if isinstance(value, set | frozenset):
-        raise ValueError("must be a list, because a set has no order")
-    return value
-
-
-def _readable_name(value: str) -> str:
-    if value != value.strip() or not value.isprintable():
-        raise ValueError("must be a text without blanks around it or line breaks")
-    return value
-
-
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
 """Paths that calls append to ``base_url``, and that are often left at the end of a copied address."""
 BATCH_KIND = "openai_batch"
@@ -426,26 +402,23 @@ SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND
 """The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds values."""
 
 
-def _known_kind(value: str) -> str:
-    if value not in SERVER_KINDS:
-        known = f"{', '.join(map(repr, SERVER_KINDS[:-1]))} or {SERVER_KINDS[-1]!r}"
-        raise ValueError(f"must be {known}{instead(value, SERVER_KINDS)}")
-    return value
-
-
-def _http_client(value: object) -> object:
-    if value is not None and http_package_of(value) is None:
-        hint = "; a synchronous client cannot be used" if type(value).__name__ == "Client" else ""
-        raise ValueError(f"must be an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do), not a {type(value).__name__}{hint}")
-    return value
-
-
-def _compute(value: object) -> object:
-    if not isinstance(value, LocalFunction | AsgiApp | None):
-        raise ValueError("is set in code, by Endpoint.local, Endpoint.actors or Endpoint.app")
-    return value
-
-
+_READABLE = must(lambda name: name == name.strip() and name.isprintable(), "must be a text without blanks around it or line breaks")
+_ORDERED = must(lambda value: not isinstance(value, set | frozenset), "must be a list, because a set has no order", BeforeValidator)
+_VERIFY = must(lambda value: isinstance(value, bool | str), "must be true, false, or the path of a CA bundle", BeforeValidator)
+_KNOWN_KIND = must(
+    lambda kind: kind in SERVER_KINDS,
+    lambda kind: f"must be {', '.join(map(repr, SERVER_KINDS[:-1]))} or {SERVER_KINDS[-1]!r}{instead(kind, SERVER_KINDS)}",
+)
+_HTTP_CLIENT = must(
+    lambda value: value is None or http_package_of(value) is not None,
+    lambda value: (
+        f"must be an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do), not a {type(value).__name__}"
+        + ("; a synchronous client cannot be used" if type(value).__name__ == "Client" else "")
+    ),
+)
+_COMPUTE = must(
+    lambda value: isinstance(value, LocalFunction | AsgiApp | None), "is set in code, by Endpoint.local, Endpoint.actors or Endpoint.app"
+)
 DecisionDialect = Literal["openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"]
 
 
@@ -497,24 +470,24 @@ class Endpoint(Policy):
     }
 
     base_url: Annotated[str, EXPANDED, AfterValidator(_root_url)]
-    name: Annotated[str, AfterValidator(_readable_name)] = ""
+    name: Annotated[str, _READABLE] = ""
     api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), EXPANDED, AfterValidator(_sendable)] = None
     models: Annotated[tuple[str, ...], AfterValidator(valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
-    kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
-    weight: Weight = 1.0
+    kind: Annotated[str, _KNOWN_KIND] = "openai"
+    weight: Positive = 1.0
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     reward: RewardModel | None = None
     decisions: DecisionDialect | None = None
-    decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_in_order)] = None
-    price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_in_order)] = None
+    decision_labels: Annotated[tuple[Many, Many] | None, _ORDERED] = None
+    price: Annotated[tuple[NotNegative, NotNegative] | None, _ORDERED] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str, AfterValidator(lambda name: check_header(name, ""))] | None = None
     send_priority: bool = False
-    http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
-    compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
-    verify: Annotated[bool | str, BeforeValidator(_verify)] = True
+    http_client: Annotated[Any, _HTTP_CLIENT] = Field(default=None, repr=False, exclude=True)
+    compute: Annotated[Any, _COMPUTE] = Field(default=None, repr=False, exclude=True)
+    verify: Annotated[bool | str, _VERIFY] = True
     proxy: Annotated[SecretStr | None, EXPANDED] = None
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
@@ -658,7 +631,7 @@ class Route(Policy):
     pattern: Annotated[str, AfterValidator(check_glob)]
     endpoints: Accepting[tuple[str, ...], list[str] | tuple[str, ...]] = Field(min_length=1)
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
-    weights: dict[str, Weight] = Field(default_factory=dict)
+    weights: dict[str, Positive] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _known_weights(self) -> Route:

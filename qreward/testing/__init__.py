@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from qreward.functions.function import no_waiting
+from qreward.testing.bodies import NAN, REFUSED, echo_of
 from qreward.testing.endpoint import Seen
 from qreward.testing.fleet import FakeFleet
 from qreward.testing.responders import SyntheticJudge
 from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase, PrefixCache, Scoring
-from qreward.testing.text import NAN, REFUSED, echo_of
 from qreward.testing.virtual_time import Deadlock, VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [

@@ -1,20 +1,15 @@
-"""The state and the statistics of one fake endpoint: rate limits, concurrency slots, phases, prefix cache, random draws and counters."""
+"""What a fake server keeps of its endpoint: rate limits, concurrency slots, phases, the prefix cache, and the statistics that it shows."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import random
-import time
-from collections import Counter, deque
-from collections.abc import Callable
-from fnmatch import fnmatchcase
+from collections import deque
 
 import msgspec
 
-from qreward.testing.responders import Write, writer_of
+from qreward.testing.bodies import BYTES_PER_TOKEN
 from qreward.testing.spec import FakeEndpoint, Phase, PrefixCache
-from qreward.testing.text import BYTES_PER_TOKEN
 
 _ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
 
@@ -75,18 +70,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
 
 
-class Slot:
-    due = math.inf  # when the slot is expected to be free
-
-
 class RequestAdmission:
     """Applies a concurrency limit, with a FIFO queue of waiting requests."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.peak = 0
-        self.slots: set[Slot] = set()
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self.slots: dict[object, float] = {}  # slot in use -> when it is expected to be free
+        self._waiting: deque[asyncio.Future[object]] = deque()
 
     @property
     def in_flight(self) -> int:
@@ -96,9 +87,9 @@ class RequestAdmission:
     def full(self) -> bool:
         return self.limit is not None and len(self.slots) >= self.limit
 
-    async def enter(self) -> Slot:
+    async def enter(self) -> object:
         """Take a slot, first come first served. Suspends only if no slot is free."""
-        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         self.hand_over()
         try:
@@ -108,18 +99,16 @@ class RequestAdmission:
                 self.leave(turn.result())
             raise
 
-    def leave(self, slot: Slot) -> None:
+    def leave(self, slot: object) -> None:
         """Free a slot. A second call does nothing."""
-        if slot in self.slots:
-            self.slots.remove(slot)
+        if self.slots.pop(slot, None) is not None:
             self.hand_over()
 
     def hand_over(self) -> None:
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():
-                slot = Slot()
-                self.slots.add(slot)
+                self.slots[slot := object()] = math.inf
                 self.peak = max(self.peak, len(self.slots))
                 turn.set_result(slot)
 
@@ -245,104 +234,3 @@ class Seen(msgspec.Struct, frozen=True):
     tokens: int = 0
     computed: int = 0
     cached: int = 0
-
-
-DEAD = Phase(behaviour="dead")
-
-
-class FakeEndpointState:
-    """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint."""
-
-    def __init__(self, spec: FakeEndpoint) -> None:
-        self.spec = spec
-        self.write = self.new_writer(spec)
-        self.admission = RequestAdmission(spec.max_concurrency)
-        self.running = self.waiting = 0  # items
-        self.killed = False
-        self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
-        self.epoch = time.monotonic()
-        self.counts: Counter[str] = Counter()  # the counts in Seen
-        self.errors: Counter[str] = Counter()
-        self._digests: set[bytes] = set()
-        self.admission.peak = self.admission.in_flight
-        self.rates = Rates(self.spec)
-        self.timeline = Timeline(self.spec.phases, self.epoch)
-        self._seed_faults()
-        self.cache = self.new_cache()
-        self.phases_changed()
-
-    def configure(self, spec: FakeEndpoint) -> None:
-        """Change the settings. State that does not depend on a changed setting is kept."""
-        self.write = self.new_writer(spec)
-        before, self.spec = self.spec, spec
-        self.admission.limit = spec.max_concurrency
-        self.admission.hand_over()
-        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst")):
-            self.rates = Rates(spec)
-        if before.phases != spec.phases:
-            self.timeline = Timeline(spec.phases, self.epoch)
-        if before.faults != spec.faults:
-            self._seed_faults()
-        if before.prefix_cache != spec.prefix_cache:
-            self.cache = self.new_cache()  # requests in flight stay with the previous one
-        self.phases_changed()
-
-    def kill(self, killed: bool = True) -> None:
-        """Make the endpoint dead until ``kill(False)`` revives it. Both calls empty the prefix cache."""
-        self.killed = killed
-        self.cache = self.new_cache()
-        self.phases_changed()
-
-    def recognise(self, digest: bytes) -> None:
-        self.counts["duplicates"] += digest in self._digests
-        self._digests.add(digest)
-
-    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request: None for a successful response, ``rejected``, or the kind of error."""
-        if problem is None:
-            self.counts["answered"] += 1
-            self.counts["tokens"] += tokens
-        elif problem == "rejected":
-            self.counts["rejected"] += 1
-        else:
-            self.errors[problem] += 1
-
-    def draw(self) -> str | None:
-        """Draw the fault of the next attempt; None for no fault."""
-        return self._random.choices(*self._faults)[0]
-
-    def phase(self) -> Phase | None:
-        return DEAD if self.killed else self.timeline.at(time.monotonic())
-
-    @property
-    def load(self) -> tuple[float, float, float]:
-        """The running items, the waiting items, and the used share (0 to 1) of the cache, as status routes report them."""
-        return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
-
-    def serves(self, model: str) -> bool:
-        return any(fnmatchcase(model, pattern) for pattern in self.spec.models)
-
-    def seen(self) -> Seen:
-        counts = dict(self.counts)
-        if self.cache is not None:
-            counts |= {"computed": self.cache.computed, "cached": self.cache.hits}
-        in_flight, peak = self.admission.in_flight, self.admission.peak
-        return Seen(self.spec.name, errors=dict(self.errors), in_flight=in_flight, peak_in_flight=peak, **counts)
-
-    def new_writer(self, spec: FakeEndpoint) -> Write:
-        """Return the function that writes the responses to chats. Raises ``ConfigError`` if the responder cannot be imported."""
-        return writer_of(spec.responder)
-
-    def new_cache(self) -> PromptCache | None:
-        return None if self.spec.prefix_cache is None else PromptCache(self.spec.prefix_cache)
-
-    def _seed_faults(self) -> None:
-        rates = self.spec.faults.rates()
-        self._faults = [*rates, None], [*rates.values(), max(0.0, 1 - sum(rates.values()))]
-        seed = f"{self.spec.faults.seed}/{self.spec.name}"
-        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self.points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults

@@ -1,4 +1,4 @@
-"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, in an event loop, a thread, or a child process."""
+"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, in a thread or a child process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ _CHILD = "from qreward.testing.fleet import serve_parent; serve_parent()"
 class FakeFleet:
     """Runs a fleet of fake judges on 127.0.0.1.
 
-    ``async with`` runs the fleet in the running event loop. ``with`` runs the fleet in a background thread. With ``process=True``, both
-    statements run the fleet in a child process, which leaves the CPU time of the caller's process to the code under test.
+    ``with`` and ``async with`` run the fleet in a background thread. With ``process=True`` they run the fleet in a child process, which
+    leaves the CPU time of the caller's process to the code under test.
 
     Args:
         endpoints: a list of :class:`FakeEndpoint`, a mapping, or the path of a ``.json``, ``.yaml`` or ``.toml`` file.
@@ -52,36 +53,33 @@ class FakeFleet:
     ) -> None:
         self._process = process
         self._specs = {endpoint.name: self._usable(endpoint) for endpoint in read_spec(endpoints).endpoints}
-        self._host: Host | None = None
+        self._host: InThread | InProcess | None = None
         self._ports: dict[str, int] = {}
         self._last_seen: dict[str, Seen] = {}
 
     async def __aenter__(self) -> FakeFleet:
-        if self._process:
-            return await asyncio.to_thread(self.__enter__)
-        host = InLoop()
-        try:
-            return self._start(host)
-        except BaseException:
-            await host.stop()
-            raise
+        return await asyncio.to_thread(self.__enter__) if self._process else self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:
-        if self._process:
-            await asyncio.to_thread(self.__exit__)
-        elif (stopping := self._ending().stop()) is not None:
-            await stopping
+        await asyncio.to_thread(self.__exit__) if self._process else self.__exit__()
 
     def __enter__(self) -> FakeFleet:
+        if self._host is not None:
+            raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
         host = InProcess() if self._process else InThread()
         try:
-            return self._start(host)
+            self._ports = host.run("start", list(self._specs.values()))
         except BaseException:
             host.stop()
             raise
+        self._host = host
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending().stop()
+        host, self._host = self._running(), None
+        with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
+            self._last_seen = host.run("call", "seen")
+        host.stop()
 
     @property
     def names(self) -> list[str]:
@@ -154,36 +152,28 @@ class FakeFleet:
             raise ConfigError(text)
         return endpoint
 
-    def _start(self, host: Host) -> FakeFleet:
-        if self._host is not None:
-            raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
-        self._ports = host.run("start", list(self._specs.values()))
-        self._host = host
-        return self
-
-    def _ending(self) -> Host:
-        host, self._host = self._running(), None
-        with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
-            self._last_seen = host.run("call", "seen")
-        return host
-
-    def _running(self) -> Host:
+    def _running(self) -> InThread | InProcess:
         if self._host is None:
             raise RuntimeError("the fleet is not running; start it with 'with' or 'async with'")
         return self._host
 
 
-class InLoop:
-    """Runs the servers of one fleet in the running event loop."""
+class InThread:
+    """Runs the servers of one fleet in an event loop in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
         self._servers: dict[str, FakeServer] = {}
+        self._portal = Portal("qreward-fake-fleet", loop_factory)
 
     def run(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
         """Call ``start`` or ``call``."""
-        return getattr(self, method)(*args, **options)  # type: ignore[no-any-return]
+        return self._portal.call(partial(getattr(self, method), *args, **options))
 
-    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
+    def stop(self) -> None:
+        self._portal.call(self.aclose)
+        self._portal.close()
+
+    async def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
         for endpoint in endpoints:
             try:
@@ -195,31 +185,13 @@ class InLoop:
                 raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
         return {name: server.port for name, server in self._servers.items()}
 
-    async def stop(self) -> None:
-        await asyncio.gather(*(server.aclose() for server in self._servers.values()))
-
-    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
+    async def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
         """Call a method of the server of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
         called = [name] if name is not None else self._servers
         return {each: getattr(self._servers[each], method)(*args) for each in called}
 
-
-class InThread:
-    """Runs the servers of one fleet in an event loop in a thread."""
-
-    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
-        self._host = InLoop()
-        self._portal = Portal("qreward-fake-fleet", loop_factory)
-
-    def stop(self) -> None:
-        self._portal.call(self._host.stop)
-        self._portal.close()
-
-    def run(self, *call: Any, **options: Any) -> dict[str, Any]:
-        async def run() -> dict[str, Any]:
-            return self._host.run(*call, **options)
-
-        return self._portal.call(run)
+    async def aclose(self) -> None:
+        await asyncio.gather(*(server.aclose() for server in self._servers.values()))
 
 
 class InProcess:
@@ -256,9 +228,6 @@ class InProcess:
         if kind is not None:
             raise kind(reply)
         return reply  # type: ignore[no-any-return]
-
-
-Host = InLoop | InThread | InProcess
 
 
 def serve_parent() -> None:

@@ -14,31 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from qreward.errors import ConfigError
-from qreward.testing import openai_api
-from qreward.testing.endpoint import FakeEndpointState
-from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest, listed
+from qreward.testing import bodies
+from qreward.testing.bodies import ChatRequest, canonical, count_tokens, digest_of, encode, listed, logits_of, probabilities_of, score_of
 from qreward.testing.responders import Asked, JudgeRead, Write, writer_of
 from qreward.testing.spec import FakeEndpoint
-from qreward.testing.text import (
-    BYTES_PER_TOKEN,
-    REFUSED,
-    canonical,
-    count_tokens,
-    digest_of,
-    echo_text,
-    encode,
-    is_nan,
-    logits_of,
-    probabilities_of,
-    score_of,
-    softmax,
-    text_of,
-)
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _TEI_PERMITS = 512
 
-R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
+R = TypeVar("R", bound=ChatRequest | bodies.EmbeddingsRequest)
 
 
 @dataclass(eq=False)
@@ -66,7 +50,7 @@ class Job(NamedTuple):
     completion: int = 0
     prompts: Sequence[bytes] = ()
     body: Callable[[int | None], bytes] = lambda _cached: b""
-    chunks: Callable[[int | None], openai_api.Chunks] | None = None  # only for a stream
+    chunks: Callable[[int | None], bodies.Chunks] | None = None  # only for a stream
 
     @property
     def tokens(self) -> int:
@@ -74,14 +58,14 @@ class Job(NamedTuple):
 
 
 Route = Callable[["RouteCall"], Job]
-Status = Callable[[FakeEndpointState], str]  # a function that returns what a status route reports
+Status = Callable[[Any], Any]  # a function of a ``FakeServer`` that returns what a status route reports: lines of text, or a JSON document
 
 
 @dataclass(frozen=True)
 class FakeServerKind:
     routes: Mapping[str, Route]
     error: Callable[[str, ErrorResponse], bytes]
-    status: Mapping[str, Status]  # JSON, or lines of text
+    status: Mapping[str, Status]
     health: frozenset[str] = frozenset({"/health"})
     unknown: str = "The model {model!r} does not exist."
     label: str = "LABEL_0"
@@ -140,29 +124,26 @@ class RouteCall:
         return [[self.data.get("query"), document] for document in listed(self.data.get(member))]
 
     def job(self, items: list[Any], made: Callable[[int], Any]) -> Job:
-        """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
-        prompt, service = self._tokens(items), self.spec.latency.base + self.spec.scoring.per_item * len(items)
-        model, digest = self.data.get("model"), digest_of(items)
-        return Job(model, digest, prompt, service, len(items), body=lambda _cached: encode(made(prompt)))
-
-    def _tokens(self, items: list[Any]) -> int:
-        """Return the number of tokens of all items. A list with an unacceptable item is refused as a whole."""
+        """Return the job for a list of items, which is refused as a whole if an item is unacceptable. ``made`` is a function that returns
+        the response from the number of prompt tokens."""
         kind, most, longest = self.kind, self.kind.most_items, self.spec.scoring.max_tokens
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
         if kind.permits and len(items) > (self.spec.max_concurrency or _TEI_PERMITS):
             raise ErrorResponse(429, "Model is overloaded", "rejected")
         encoded = [canonical(item) for item in items]
-        if any(REFUSED.encode() in each for each in encoded):
-            raise self.invalid(f"an input holds {REFUSED}")
+        if any(bodies.REFUSED.encode() in each for each in encoded):
+            raise self.invalid(f"an input holds {bodies.REFUSED}")
         sizes = [count_tokens(each) for each in encoded]
         if max(sizes) > longest:
             raise ErrorResponse(
                 kind.invalid, kind.too_long.format(most=longest, more=longest + 1, tokens=max(sizes)), "bad_request", param="input_tokens"
             )
-        if kind.nan is not None and any(map(is_nan, items)):
+        if kind.nan is not None and any(map(bodies.is_nan, items)):
             raise ErrorResponse(*kind.nan, "backend")
-        return sum(sizes)
+        prompt, service = sum(sizes), self.spec.latency.base + self.spec.scoring.per_item * len(items)
+        model, digest = self.data.get("model"), digest_of(items)
+        return Job(model, digest, prompt, service, len(items), body=lambda _cached: encode(made(prompt)))
 
 
 def ranked(scores: list[float]) -> list[int]:
@@ -176,54 +157,44 @@ def inputs_of(call: RouteCall) -> list[Any]:
 
 def gauges(names: str, labels: str = "") -> Status:
 
-    def text(state: FakeEndpointState) -> str:
-        values = zip(names.split(), state.load, strict=False)
+    def text(server: Any) -> str:
+        values = zip(names.split(), server.load, strict=False)
         return "".join(f"# HELP {name} .\n# TYPE {name} gauge\n{name}{labels} {value}\n" for name, value in values)
 
     return text
 
 
-def json_status(made: Callable[[FakeEndpointState], Any]) -> Status:
-    return lambda state: encode(made(state)).decode()
-
-
 # OpenAI
 
 
-def chat_route(
-    call: RouteCall,
-    request: ChatRequest | None = None,
-    most: int | None = None,
-    completion: Callable[..., dict[str, Any]] = openai_api.chat_completion,
-    chunks: type[openai_api.Chunks] = openai_api.Chunks,
-) -> Job:
-    request, latency = request or call.chat(), call.spec.latency
+def chat_route(call: RouteCall) -> Job:
+    request, latency = call.chat(), call.spec.latency
     encoded = canonical(request.messages)
     digest, prompt = sha256(encoded).digest(), count_tokens(encoded)
-    length = latency.draw(digest) if most is None else min(latency.draw(digest), most)
+    length = latency.draw(digest)
     output = length * (request.n or 1)
 
     def parts(cached: int | None) -> tuple[Any, ...]:
-        return request, digest, call.content(request.messages, digest), openai_api.usage(prompt, output, cached)
+        return request, digest, call.content(request.messages, digest), bodies.usage(prompt, output, cached)
 
     return Job(
         request.model, digest, prompt, latency.seconds(length), length=length, completion=output, prompts=[encoded],
-        body=lambda cached: encode(completion(*parts(cached))),
-        chunks=(lambda cached: chunks(*parts(cached))) if request.stream else None,
+        body=lambda cached: encode(bodies.chat_completion(*parts(cached))),
+        chunks=(lambda cached: bodies.Chunks(*parts(cached))) if request.stream else None,
     )  # fmt: skip
 
 
 def embeddings_job(call: RouteCall) -> Job:
-    request = call.read(EmbeddingsRequest)
-    return call.job(request.items(), lambda prompt: openai_api.embeddings(request, prompt))
+    request = call.read(bodies.EmbeddingsRequest)
+    return call.job(request.items(), lambda prompt: bodies.embeddings(request, prompt))
 
 
 def completions_job(call: RouteCall) -> Job:
     prompts = listed(call.data.get("prompt"))
-    texts = [echo_text(digest_of(item)) for item in prompts for _ in range(call.data.get("n") or 1)]
+    texts = [bodies.echo_text(digest_of(item)) for item in prompts for _ in range(call.data.get("n") or 1)]
     choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
     made = {"id": "cmpl-1", "object": "text_completion", "model": call.data.get("model"), "choices": choices}
-    return call.job(prompts, lambda prompt: {**made, "usage": openai_api.usage(prompt, len(choices))})
+    return call.job(prompts, lambda prompt: {**made, "usage": bodies.usage(prompt, len(choices))})
 
 
 def moderations_job(call: RouteCall) -> Job:
@@ -237,8 +208,8 @@ def moderations_job(call: RouteCall) -> Job:
 
 OPENAI = FakeServerKind(
     routes={CHAT: chat_route, EMBEDDINGS: embeddings_job, COMPLETIONS: completions_job, "/v1/moderations": moderations_job},
-    error=lambda _path, error: openai_api.error(error.message, error.type, error.code),
-    status={"/v1/models": json_status(lambda state: openai_api.models(state.spec.models))},
+    error=lambda _path, error: bodies.error(error.message, error.type, error.code),
+    status={"/v1/models": lambda server: bodies.models(server.spec.models)},
 )
 
 
@@ -322,7 +293,7 @@ def openai_job(call: RouteCall, given: str, asked: list[Asked], *, refuses: bool
 def decisions_route(call: RouteCall) -> Job:
     try:
         asked = [asked_of(question) for question in call.data["questions"]]
-        given = text_of(call.data["input"])
+        given = bodies.text_of(call.data["input"])
     except (KeyError, TypeError, AttributeError) as error:
         raise call.invalid(f"'input' and 'questions' must have the form of OpenAI's decisions: {error!r}") from None
     return openai_job(call, given, asked, refuses=call.spec.kind != "vllm")
@@ -335,7 +306,7 @@ def rows_job(call: RouteCall, items: list[Any], row: Callable[[Any], dict[str, A
     rows = [{"index": index, **row(item)} for index, item in enumerate(items)]
     made = {"id": f"{call.path}-1", "object": "list", "created": 1, "model": call.data.get("model"), "data": rows}
     details = {"prompt_tokens_details": None, "completion_tokens_details": None}
-    return call.job(items, lambda prompt: {**made, "usage": {**openai_api.usage(prompt, 0), **details}})
+    return call.job(items, lambda prompt: {**made, "usage": {**bodies.usage(prompt, 0), **details}})
 
 
 def class_row(call: RouteCall, probs: list[float]) -> dict[str, Any]:
@@ -433,9 +404,9 @@ def _sglang_error(path: str, error: ErrorResponse) -> bytes:
     return encode({"object": "error", "message": error.message, "type": error.type, "param": None, "code": error.status})
 
 
-def _sglang_loads(state: FakeEndpointState) -> Any:
-    row = {"dp_rank": 0, "num_running_reqs": state.running, "num_waiting_reqs": state.waiting, "token_usage": 0.25}
-    row["max_running_requests"] = state.spec.max_concurrency or 256
+def _sglang_loads(server: Any) -> Any:
+    row = {"dp_rank": 0, "num_running_reqs": server.running, "num_waiting_reqs": server.waiting, "token_usage": 0.25}
+    row["max_running_requests"] = server.spec.max_concurrency or 256
     return {"timestamp": "", "version": "0.5.23", "loads": [row]}
 
 
@@ -444,13 +415,13 @@ _SGLANG = FakeServerKind(
         CHAT: chat_route, COMPLETIONS: completions_job, EMBEDDINGS: vector_route, "/classify": _sglang_classify,
         "/v1/rerank": _sglang_rerank,
         "/v1/classify": lambda call: rows_job(
-            call, inputs_of(call), lambda item: class_row(call, softmax(logits_of(item, call.labels)))
+            call, inputs_of(call), lambda item: class_row(call, bodies.softmax(logits_of(item, call.labels)))
         ),
     },
     error=_sglang_error,
     status={
         **OPENAI.status,
-        "/v1/loads": json_status(_sglang_loads),
+        "/v1/loads": _sglang_loads,
         "/metrics": gauges("sglang:num_running_reqs sglang:num_queue_reqs sglang:token_usage", '{model_name="fake"}'),
     },
     health=frozenset({"/health", "/health_generate", "/ready"}),
@@ -465,7 +436,7 @@ _TEI_ITEMS = 32
 
 def _tei_cut(call: RouteCall, item: Any) -> Any:
     """Return the beginning of a text or pair that is too long, or the whole if the request has ``truncate: false``."""
-    most = BYTES_PER_TOKEN * call.spec.scoring.max_tokens
+    most = bodies.BYTES_PER_TOKEN * call.spec.scoring.max_tokens
     match item:
         case str() if call.data.get("truncate") is not False:
             return item[:most]
@@ -504,8 +475,8 @@ def _tei_error(path: str, error: ErrorResponse) -> bytes:
     return encode({"error": error.message, "error_type": name})
 
 
-def _tei_info(state: FakeEndpointState) -> Any:
-    spec = state.spec
+def _tei_info(server: Any) -> Any:
+    spec = server.spec
     names = {str(position): name for position, name in enumerate(spec.scoring.labels or ("LABEL_0",))}
     return {
         "model_id": "fake", "model_type": {"classifier": {"id2label": names}}, "max_input_length": spec.scoring.max_tokens,
@@ -517,7 +488,7 @@ def _tei_info(state: FakeEndpointState) -> Any:
 _TEI = FakeServerKind(
     routes={"/predict": _tei_predict, "/rerank": _tei_rerank, EMBEDDINGS: embeddings_job},
     error=_tei_error,
-    status={"/info": json_status(_tei_info), "/metrics": gauges("te_batch_next_size te_queue_size")},
+    status={"/info": _tei_info, "/metrics": gauges("te_batch_next_size te_queue_size")},
     health=frozenset({"/health", "/ping", "/"}),
     invalid=422,
     nan=(424, "score is NaN"),
@@ -545,7 +516,7 @@ def _nim_chat(call: RouteCall) -> Job:
     request = call.chat()
     content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, logits_of(request.messages, call.labels), strict=True))
     digest = digest_of(request.messages)
-    return call.job([request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)))
+    return call.job([request.messages], lambda prompt: bodies.chat_completion(request, digest, content, bodies.usage(prompt, 1)))
 
 
 SERVER_KINDS: Mapping[str, FakeServerKind] = {

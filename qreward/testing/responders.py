@@ -8,7 +8,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from hashlib import blake2b
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
@@ -19,7 +18,7 @@ from qreward.callables import load_object
 from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy
-from qreward.testing.text import digest_of, echo_text, softmax, text_of
+from qreward.testing.bodies import digest_of, echo_text, softmax, text_of
 
 Responder = Callable[[list[Any]], str]
 Write = Callable[[list[Any], bytes], str]  # a function that returns the text of the response, from the messages and their digest
@@ -272,15 +271,10 @@ def truth_of(text: str, asked: Asked) -> tuple[float, ...]:
 
 def stated_truths(text: str, asked: Asked) -> tuple[str | None, list[str]]:
     """Return the value of the truth that names this question (None without one), and the values of the truths for all questions."""
-    found = _truths(text)
+    found: list[tuple[str, str]] = _TRUTH.findall(text) if "truth" in text else []
     own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
     general = [value for name, value in found if not name]
     return own, [] if own is not None or (asked.kind == "choice" and len(general) < 2) else general
-
-
-@lru_cache(maxsize=1024)
-def _truths(text: str) -> list[tuple[str, str]]:
-    return _TRUTH.findall(text) if "truth" in text else []
 
 
 def _stated(value: str, asked: Asked) -> tuple[float, ...]:

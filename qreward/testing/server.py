@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing.endpoint import FakeEndpointState, refuses
-from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, decisions_route
-from qreward.testing.openai_api import Chunks, error
-from qreward.testing.spec import FakeEndpoint
-from qreward.testing.text import count_tokens
+from qreward.testing.bodies import Chunks, count_tokens, encode, error
+from qreward.testing.endpoint import PromptCache, Rates, RequestAdmission, Seen, Timeline, refuses
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, RouteCall, decisions_route
+from qreward.testing.responders import Write, writer_of
+from qreward.testing.spec import FakeEndpoint, Phase
 
 HOST = "127.0.0.1"
+DEAD = Phase(behaviour="dead")
 JSON, PLAIN = "application/json", "text/plain"
 _BACKLOG = 4096
 _MOST_BODY = 256 * 1024 * 1024
@@ -155,11 +159,15 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-class FakeServer(FakeEndpointState):
-    """Serves one endpoint on a port."""
+class FakeServer:
+    """Serves one endpoint on a port, and holds its settings, slots, rate limits, phases, random draws and counters."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
-        super().__init__(spec)
+        self.spec = spec
+        self.write = self.new_writer(spec)
+        self.admission = RequestAdmission(spec.max_concurrency)
+        self.running = self.waiting = 0  # items
+        self.killed = self._closed = False
         self.under_way: set[Incoming] = set()
         self._answers = 0
         self._web = web.Server(
@@ -174,18 +182,98 @@ class FakeServer(FakeEndpointState):
         self._listening: socket.socket | None = None
         self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self.phases_changed = self._follow_phases
-        self._follow_phases()
+        self.reset()
 
     @property
     def kind(self) -> FakeServerKind:
         return SERVER_KINDS[self.spec.kind]
 
+    def reset(self) -> None:
+        """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
+        self.epoch = time.monotonic()
+        self.counts: Counter[str] = Counter()  # the counts in Seen
+        self.errors: Counter[str] = Counter()
+        self.digests: set[bytes] = set()
+        self.admission.peak = self.admission.in_flight
+        self.rates = Rates(self.spec)
+        self.timeline = Timeline(self.spec.phases, self.epoch)
+        self._seed_faults()
+        self.cache = self.new_cache()
+        self._follow_phases()
+
+    def configure(self, spec: FakeEndpoint) -> None:
+        """Change the settings. State that does not depend on a changed setting is kept."""
+        self.write = self.new_writer(spec)
+        before, self.spec = self.spec, spec
+        self.admission.limit = spec.max_concurrency
+        self.admission.hand_over()
+        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst")):
+            self.rates = Rates(spec)
+        if before.phases != spec.phases:
+            self.timeline = Timeline(spec.phases, self.epoch)
+        if before.faults != spec.faults:
+            self._seed_faults()
+        if before.prefix_cache != spec.prefix_cache:
+            self.cache = self.new_cache()  # requests in flight stay with the previous one
+        self._follow_phases()
+
+    def kill(self, killed: bool = True) -> None:
+        """Make the endpoint dead until ``kill(False)`` revives it. Both calls empty the prefix cache."""
+        self.killed = killed
+        self.cache = self.new_cache()
+        self._follow_phases()
+
+    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
+        """Count the end of a request: None for a successful response, ``rejected``, or the kind of error."""
+        if problem is None:
+            self.counts["answered"] += 1
+            self.counts["tokens"] += tokens
+        elif problem == "rejected":
+            self.counts["rejected"] += 1
+        else:
+            self.errors[problem] += 1
+
+    def draw(self) -> str | None:
+        """Draw the fault of the next attempt; None for no fault."""
+        return self._random.choices(*self._faults)[0]
+
+    def phase(self) -> Phase | None:
+        return DEAD if self.killed else self.timeline.at(time.monotonic())
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        """The running items, the waiting items, and the used share (0 to 1) of the cache, as status routes report them."""
+        return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
+
+    def serves(self, model: str) -> bool:
+        return any(fnmatchcase(model, pattern) for pattern in self.spec.models)
+
+    def seen(self) -> Seen:
+        counts = dict(self.counts)
+        if self.cache is not None:
+            counts |= {"computed": self.cache.computed, "cached": self.cache.hits}
+        in_flight, peak = self.admission.in_flight, self.admission.peak
+        return Seen(self.spec.name, errors=dict(self.errors), in_flight=in_flight, peak_in_flight=peak, **counts)
+
+    def new_writer(self, spec: FakeEndpoint) -> Write:
+        """Return the function that writes the responses to chats. Raises ``ConfigError`` if the responder cannot be imported."""
+        return writer_of(spec.responder)
+
+    def new_cache(self) -> PromptCache | None:
+        return None if self.spec.prefix_cache is None else PromptCache(self.spec.prefix_cache)
+
+    def _seed_faults(self) -> None:
+        rates = self.spec.faults.rates()
+        self._faults = [*rates, None], [*rates.values(), max(0.0, 1 - sum(rates.values()))]
+        seed = f"{self.spec.faults.seed}/{self.spec.name}"
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self.points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults
+
     # the port
 
     async def aclose(self) -> None:
         """Stop listening, abort every connection, and wait until no task is left."""
-        self.phases_changed = lambda: None  # a request that arrives now must not open the port again
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._shut()
@@ -199,6 +287,8 @@ class FakeServer(FakeEndpointState):
 
     def _follow_phases(self) -> None:
         """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
+        if self._closed:
+            return
         phase = self.phase()
         if phase is not None and phase.behaviour == "dead":
             self._shut()
@@ -264,9 +354,8 @@ class FakeServer(FakeEndpointState):
     async def respond(self, request: Incoming) -> web.StreamResponse:
         decides = self.spec.decisions and request.path == "/v1/decisions"
         route = self.kind.routes.get(request.path) or (decisions_route if decides else None)
-        return await (self._status(request) if route is None or request.method != "POST" else self._counted(request, route))
-
-    async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
+        if route is None or request.method != "POST":
+            return await self._status(request)
         self.under_way.add(request)
         try:
             self.counts["requests"] += 1
@@ -287,13 +376,14 @@ class FakeServer(FakeEndpointState):
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
         """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
         spec = self.spec
-        self.recognise(job.digest)
+        self.counts["duplicates"] += job.digest in self.digests
+        self.digests.add(job.digest)
         if job.model is not None and not self.serves(job.model):
             message = self.kind.unknown.format(model=job.model, served=", ".join(spec.models))
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if self.admission.full and spec.over_cap == "reject":
-            message, free = "Too many requests are being served; the server is full.", min(slot.due for slot in self.admission.slots)
+            message, free = "Too many requests are being served; the server is full.", min(self.admission.slots.values())
             raise ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", free)
         if (over := self.rates.admit(job.tokens)) is not None:
             rate, ready_at = over[0], time.monotonic() + over[1]
@@ -314,7 +404,7 @@ class FakeServer(FakeEndpointState):
             fault = await self.drawn_fault(request)
             cached = await self._computed(job)
             begin, latency = time.monotonic(), self.spec.latency
-            slot.due = self.timeline.plan(begin, job.service)[0]
+            self.admission.slots[slot] = self.timeline.plan(begin, job.service)[0]
             body, chunks = (job.body(cached), None) if job.chunks is None else (b"", job.chunks(cached))
             ready, failure = self.timeline.plan(begin, job.service if chunks is None else latency.base)
             await sleep_until(ready)
@@ -411,8 +501,9 @@ class FakeServer(FakeEndpointState):
         if request.method != "GET" or path not in kind.status:
             raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
-        text = kind.status[path](self)
-        return web.Response(text=text, content_type=JSON if text.startswith("{") else PLAIN, headers=self._headers())
+        told = kind.status[path](self)
+        text, content_type = (told, PLAIN) if isinstance(told, str) else (encode(told).decode(), JSON)
+        return web.Response(text=text, content_type=content_type, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1

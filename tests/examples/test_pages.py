@@ -20,8 +20,8 @@ from test_examples import ROOT, run_python, run_scripts
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeFleet, Latency, SyntheticJudge, echo_of
+from qreward.testing.bodies import text_of
 from qreward.testing.responders import judge
-from qreward.testing.text import text_of
 
 pytestmark = pytest.mark.timeout(600)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,7 +11,7 @@ import pytest
 from qreward import Limits, QRewardClient, Retry, RewardModel
 from qreward.errors import BadRequest, InvalidResponse, RequestError
 from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Latency, Scoring
-from qreward.testing.text import probabilities_of, score_of
+from qreward.testing.bodies import probabilities_of, score_of
 
 MODEL = "rm-7b"
 TEMPLATE = RewardModel(template="<q>{prompt}<a>{response}")

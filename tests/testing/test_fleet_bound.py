@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import FakeEndpoint, Latency, Phase
-from qreward.testing.text import digest_of
+from qreward.testing.bodies import digest_of
 
 SECOND = Latency(base=1)
 

@@ -16,7 +16,7 @@ from shared_tools import each, run, until
 
 from qreward.codecs.sse import Parser
 from qreward.testing import FakeEndpoint, Faults, Latency, Seen, echo_of
-from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing.server import FakeServer
 
 
 def faulty(tokens: int = 20, **rates: Any) -> FakeEndpoint:
@@ -103,19 +103,21 @@ async def test_a_hang_holds_its_slot_until_the_client_leaves() -> None:
 
 
 async def test_faults_come_as_often_as_asked_the_same_each_time_and_for_each_attempt() -> None:
-    def drawn(faults: Faults, name: str = "a") -> list[str | None]:
-        state = FakeEndpointState(FakeEndpoint(name, faults=faults))
-        return [state.draw() for _ in range(4000)]
+    async def drawn(faults: Faults, name: str = "a") -> list[str | None]:
+        server = FakeServer(FakeEndpoint(name, faults=faults))
+        found = [server.draw() for _ in range(4000)]
+        await server.aclose()
+        return found
 
     faults = Faults(reset=0.1, hang=0.3, cut=0.05, seed=11)
-    first = drawn(faults)
+    first = await drawn(faults)
     counts = Counter(first)
     for kind, rate in (("reset", 0.1), ("hang", 0.3), ("cut", 0.05), (None, 0.55)):
         # five standard deviations of a binomial
         assert abs(counts[kind] / 4000 - rate) < 5 * (rate * (1 - rate) / 4000) ** 0.5, "seed 11"
-    assert drawn(faults) == first
-    assert drawn(faults, name="b") != first, "endpoints would fail in step"
-    assert drawn(faults.model_copy(update={"seed": 12})) != first
+    assert await drawn(faults) == first
+    assert await drawn(faults, name="b") != first, "endpoints would fail in step"
+    assert await drawn(faults.model_copy(update={"seed": 12})) != first
     async with serving(faulty(error_500=0.5)) as client:
         assert {(await client.chat("a")).status for _ in range(30)} == {200, 500}
         assert client.fleet.seen("a").duplicates == 29

@@ -11,8 +11,8 @@ from fakes.endpoint import ModelEndpoint
 from fleet_tools import Answer, Client, serving
 
 from qreward.testing import NAN, REFUSED, FakeEndpoint, Latency, Scoring
+from qreward.testing.bodies import logits_of, probabilities_of, score_of
 from qreward.testing.kinds import SERVER_KINDS, RouteCall
-from qreward.testing.text import logits_of, probabilities_of, score_of
 
 
 async def post(client: Client, path: str, body: Any, name: str = "a") -> Answer:

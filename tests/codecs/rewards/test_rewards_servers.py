@@ -16,8 +16,7 @@ from qreward.errors import AuthenticationFailed, BadRequest, ConfigError, Invali
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel
 from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Scoring
-from qreward.testing.openai_api import vector
-from qreward.testing.text import canonical, digest_of, echo_text, logits_of, probabilities_of, score_of, softmax
+from qreward.testing.bodies import canonical, digest_of, echo_text, logits_of, probabilities_of, score_of, softmax, vector
 from qreward.transport.backend import HttpBackend
 from qreward.transport.error_mapping import FailedReply
 from qreward.transport.redaction import Secrets

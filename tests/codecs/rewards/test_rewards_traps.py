@@ -17,7 +17,7 @@ from qreward.errors import BadRequest, InvalidResponse
 from qreward.results import Usage
 from qreward.settings.policies import RewardModel
 from qreward.testing import FakeEndpoint, Scoring
-from qreward.testing.text import probabilities_of, score_of
+from qreward.testing.bodies import probabilities_of, score_of
 
 ONE, TWO = call(SCORE, ["a"]), call(SCORE, ["a", "b"])
 

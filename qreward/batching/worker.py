@@ -57,7 +57,7 @@ class LoopWorker:
         self.pump()
         waiting = self.collector.waiting
         if waiting + count > most:
-            queue.counters.count("rejected", count)
+            queue.counters.count(rejected=count)
             message = f"{waiting} items are already waiting for {queue.name}"
             message += "" if count == 1 else f"; {count} more do not fit"
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
@@ -93,14 +93,14 @@ class LoopWorker:
 
     def abandon(self, item: Any) -> None:
         """Remove an item whose caller has stopped waiting, or whose event loop was closed."""
-        if item.place is OVER:
+        if item.state is OVER:
             return
         if self.loop.is_closed():
-            item.place = OVER
+            item.state = OVER
             return
         item.future.cancel()
-        self.queue.counters.count("cancelled")
-        if item.place is WAITING:
+        self.queue.counters.count(cancelled=1)
+        if item.state is WAITING:
             self.collector.remove(item)
             if not self.collector.waiting:
                 self.pump()  # the timer may no longer be needed, and a waiting ``close`` may now return
@@ -130,7 +130,7 @@ class LoopWorker:
             if self._first_sent is None:
                 self._first_sent = now
             self._settings = self.queue.settings
-            self.queue.counters.sent([now - item.arrived for item in items])
+            self.queue.counters.count(batches=1, items=len(items), waits=[now - item.arrived for item in items])
             batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
             batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
             at = inf
@@ -143,11 +143,11 @@ class LoopWorker:
         """Fail the items whose timeout has passed."""
         for item in self.collector.due(now):
             if not item.future.done():
-                if waited := item.place is WAITING:
+                if waited := item.state is WAITING:
                     self.collector.remove(item)
                 where = "it was still waiting for a batch" if waited else "its batch was under way"
                 limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
-                self.queue.counters.count("expired")
+                self.queue.counters.count(expired=1)
                 item.fail(RequestTimeout(f"{self.queue.name} gave no result within {limit}; {where}"))
                 if not waited:
                     item.batch.abandon(item)
@@ -171,9 +171,9 @@ class LoopWorker:
             if not gone:
                 return items, now
             for item in gone:
-                if item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
-                    item.place = OVER
-                    self.queue.counters.count("cancelled")
+                if item.state is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
+                    item.state = OVER
+                    self.queue.counters.count(cancelled=1)
             collector.put_back(items)  # those that are left, because the batch may not be full any more
 
     def _due(self, now: float) -> tuple[KeyQueue | None, float]:
@@ -210,7 +210,7 @@ class LoopWorker:
             return
         self.batches.discard(batch)
         seconds = self.clock() - batch.sent_at
-        self.queue.counters.ended(seconds, batch.failed)
+        self.queue.counters.count(failed=batch.failed, runs=[seconds])
         if batch.alive or batch.error is None:
             self._seconds.append(seconds)
         on_batch, name = self.queue.settings.on_batch, self.queue.name
@@ -249,7 +249,7 @@ class LoopWorker:
                 item.fail(ClientClosed(message))
             for batch in list(self.batches):
                 for item in batch.items:
-                    if item.place is TAKEN:
+                    if item.state is TAKEN:
                         item.fail(ClientClosed(message))
                 batch.unstoppable = None
                 if batch.task.done():

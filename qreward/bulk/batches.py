@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any
 
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of, is_free
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, is_free, spent_by
 from qreward.bulk.inputs import Line
 from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
@@ -399,9 +399,12 @@ class LineRun:
         await self._settled.wait()
 
     def _cost_of(self, line: Line, result: Result[Any]) -> Spent:
+        """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost."""
         price, usage = self.runtime.prices.get(result.endpoint or ""), result.usage
         if self._scorer is None:
-            return cost_of(result, usage, price, line.reserved, self.attempts)
+            answer, most = spent_by(usage, price) if result.ok else NOTHING, line.reserved  # of all attempts
+            unknown = sum(not is_free(attempt) for attempt in result.attempts) + (answer is None)
+            return (answer or NOTHING) + Spent(most.tokens // self.attempts, most.cost / self.attempts) * unknown
         if self._settings.is_limited and result.ok and usage is None and not result.value.cached:
             self.stop("max_cost and max_tokens cannot be kept, because a line was scored and no server reported its tokens")
         found = usage or Usage()

@@ -108,17 +108,13 @@ class ProviderBatches:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
         return sum(len(batch.held) + len(batch.lines) for batch in self._open.values()), len(self._open)
 
-    def reserved(self, key: int) -> Spent | None:
-        """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
-        holder = self._holder(key)
-        return None if holder is None else holder.held[key]
-
     @property
     def has_unread(self) -> bool:
         """True if a batch of an earlier run has lines that were not read from the input yet. Such a batch is followed after that."""
         return any(batch.held for batch in self._open.values())
 
-    def _holder(self, key: int) -> Batch | None:
+    def holder(self, key: int) -> Batch | None:
+        """Return the batch of an earlier run that has a line; None if there is none."""
         return next((batch for batch in self._open.values() if key in batch.held), None)
 
     def _continue_held(self, number: int, held: HeldBatch) -> None:
@@ -191,7 +187,7 @@ class ProviderBatches:
 
     def _add_line(self, line: Line) -> None:
         """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
-        call, holder = line.content, self._holder(line.key)
+        call, holder = line.content, self.holder(line.key)
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         endpoints = self._bulk.runtime.fleet.batch_endpoints(call.model) if holder is None else [holder.api.endpoint]
         if not endpoints:

@@ -118,9 +118,9 @@ class BulkRun(LineRun):
         try:
             self._reader.read(line)
             if self._scorer is None:
-                reserved = None if self._provider is None else self._provider.reserved(line.key)
-                if reserved is not None:
-                    kind = ProviderBatches
+                holder = None if self._provider is None else self._provider.holder(line.key)
+                if holder is not None:
+                    kind, reserved = ProviderBatches, holder.held[line.key]
                 else:
                     pool, names = _route(self.runtime, line.content, self._settings)
                     kind = ProviderBatches if pool is None else self._kind_of(pool, line.content.model)

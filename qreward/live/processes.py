@@ -128,22 +128,19 @@ def _since(at: float) -> str:
     return f"{passed / size:.0f} {unit}"
 
 
-def _state(process: Process) -> str:
-    if process.state != "running":
-        return f"{process.state}, last seen {_since(process.document['at'])} ago" if process.document else process.state
-    late = max((each["seconds"] for each in process.document["blocked"]), default=0.0)
-    return f"event loop blocked for {seconds(late)}" if late else "running"
-
-
 def _head(process: Process) -> dict[str, str]:
-    document = process.document
+    document, state = process.document, process.state
+    if state == "running" and document["blocked"]:
+        state = f"event loop blocked for {seconds(max(each['seconds'] for each in document['blocked']))}"
+    elif state != "running" and document:
+        state = f"{state}, last seen {_since(document['at'])} ago"
     totals = [client["totals"] for client in document.get("clients", {}).values()]
     columns = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered", "/s": "answers_per_second"}
     counts = {words: number(sum(each[name] for each in totals)) for words, name in columns.items()}
     return {
         "pid": str(process.pid),
         "program": document.get("program", "?"),
-        "state": _state(process),
+        "state": state,
         "age": _since(document["started"]) if document else "",
         **counts,
     }

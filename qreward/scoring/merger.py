@@ -298,7 +298,13 @@ class RequestMerger(Waiter):
         with self.driver.engine.lock:
             self._unqueue(request)
             if isinstance(outcome, Answer) and source is not None:
-                self._learn(request, source, seconds)
+                if source in self._limits:
+                    self._limits[source].record_answer(self.driver.engine.clock(), len(request.members), seconds)
+                if (split := request.split) is not None:
+                    split.others_served = True
+                    split.open -= 1
+                    if not split.open and split.source in self._limits:
+                        self._limits[split.source].record_refusal(split.length)
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
@@ -399,15 +405,6 @@ class RequestMerger(Waiter):
         return known.limits
 
     # the outcome of a merged request
-
-    def _learn(self, request: MergedRequest, source: Source, seconds: float) -> None:
-        if source in self._limits:
-            self._limits[source].record_answer(self.driver.engine.clock(), len(request.members), seconds)
-        if (split := request.split) is not None:
-            split.others_served = True
-            split.open -= 1
-            if not split.open and split.source in self._limits:
-                self._limits[split.source].record_refusal(split.length)
 
     def _share(self, request: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
         shares = self.spec.shares(answer.value, [item.payload for item in request.members])

@@ -292,8 +292,8 @@ class LiveView:
         if runtime is None or runtime.closed:  # the cell keeps its last state
             self.close()
         elif self._cell is not None:
-            blocks = list(processes.blocks([Process(document["pid"], "running", document)]))
-            self._cell.show(processes.html(blocks), "\n".join(processes.plain(blocks)))
+            lines = list(processes.lines([Process(document["pid"], "running", document)]))
+            self._cell.show(processes.html(lines), "\n".join(processes.plain(lines)))
 
     def close(self) -> None:
         """Stop updating the output. The client is still shown in ``qreward top``."""

@@ -118,16 +118,8 @@ class LoopWorker:
         if not self.collector.waiting and self._timer is None and not self._closing:
             return
         now, at = self.clock(), inf
-        for item in self.collector.due(now) if self._timer is not None else ():  # a timer is set while any item has a deadline
-            if not item.future.done():
-                if waited := item.state is WAITING:
-                    self.collector.remove(item)
-                where = "it was still waiting for a batch" if waited else "its batch was under way"
-                limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
-                self.queue.counters.count(expired=1)
-                item.fail(RequestTimeout(f"{self.queue.name} gave no result within {limit}; {where}"))
-                if not waited:
-                    item.batch.abandon(item)
+        if self._timer is not None:  # a timer is set while any item has a deadline
+            self._end_late(now)
         while self.collector.waiting and len(self.batches) < self.queue.settings.max_concurrent_batches:
             items, at = self._next(now)
             if not items:
@@ -146,6 +138,19 @@ class LoopWorker:
             self._set_timer(min(at, self.collector.next_deadline()), now)
         if self._closing and not self._busy():
             self._idle.set()
+
+    def _end_late(self, now: float) -> None:
+        """Fail the items whose timeout has passed."""
+        for item in self.collector.due(now):
+            if not item.future.done():
+                if waited := item.state is WAITING:
+                    self.collector.remove(item)
+                where = "it was still waiting for a batch" if waited else "its batch was under way"
+                limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
+                self.queue.counters.count(expired=1)
+                item.fail(RequestTimeout(f"{self.queue.name} gave no result within {limit}; {where}"))
+                if not waited:
+                    item.batch.abandon(item)
 
     def _next(self, now: float) -> tuple[list[Any], float]:
         """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""

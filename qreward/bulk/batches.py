@@ -69,11 +69,6 @@ def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bo
     return not attempts and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
 
-def _all_failed(error: QRewardError) -> str:
-    again = "correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again"
-    return f"the last {ALL_FAILED} lines have all failed; the last one: {error}; {again}"
-
-
 class LineQueue(asyncio.Queue["Line | None"]):
     """The lines that wait for one batch, which iterates over the queue. None ends it. A line that leaves the queue is released in ``room``,
     which all queues of a run share.
@@ -369,24 +364,23 @@ class LineRun:
 
     def _count(self, batch: Any, line: Line, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
         """Count a failed line. Give up its batch, or stop the run, after ``ALL_FAILED`` of them."""
+        again = "correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again"
+        reason = f"the last {ALL_FAILED} lines have all failed; the last one: {error}; {again}"
         is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and getattr(error, "status_code", None) != 404
-        if batch is None or is_faulty or (attempts and attempts[-1].outcome == "refused"):
-            self._count_first(error)
-            return
-        batch.queue.failed += 1
-        if batch.queue.failed >= ALL_FAILED:
-            self.give_up(batch, line, _all_failed(error))
-
-    def _count_first(self, error: QRewardError) -> None:
-        self._failed_first += not (self._ok or self._done_before)
-        if self._failed_first >= ALL_FAILED and not self._ok:
-            self.stop(_all_failed(error))
+        if batch is not None and not is_faulty and not (attempts and attempts[-1].outcome == "refused"):
+            batch.queue.failed += 1
+            if batch.queue.failed >= ALL_FAILED:
+                self.give_up(batch, line, reason)
+        elif not self._ok:
+            self._failed_first += not self._done_before
+            if self._failed_first >= ALL_FAILED:
+                self.stop(reason)
 
     def refuse(self, line: Line, error: QRewardError) -> None:
         """Record the failure of a line that cannot be given to a batch. It counts only until a line was given to one."""
         self.fail(line, error)
         if not self._batches:
-            self._count_first(error)
+            self._count(None, line, error, ())
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace a reservation in the budget with the real cost."""

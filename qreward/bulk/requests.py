@@ -122,7 +122,7 @@ class RequestReader:
             raise ConfigError("the template names no column; write {column} where its value goes")
 
     def read(self, line: Line) -> None:
-        """Find the identifier of a line, and replace its text with its request or item. Raises ``BadRequest``, which begins with the place."""
+        """Find the identifier of a line, and replace its text with its request or item. Raises ``BadRequest`` with the place."""
         try:
             fields = line.fields()
             found = [(dict.get if self._is_scored else dict.pop)(fields, name, None) for name in IDS]

@@ -7,10 +7,11 @@ import io
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import cached_property, wraps
+from statistics import mean
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from qreward.batching.queue import BatchQueue, Results, Yields
-from qreward.batching.ray_serve import StartTimes, start_times
+from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
 from qreward.callables import FunctionKind, kind_of, show_keywords
 
@@ -89,7 +90,8 @@ class DecoratedQueue(BatchQueue[Any, Any]):
 
     def _get_curr_iteration_start_times(self) -> StartTimes:
         now = time.time()
-        return start_times([now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)])
+        times = [now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)]
+        return StartTimes(times, len(times), min(times, default=None), mean(times) if times else None, max(times, default=None))
 
     async def _is_batching_task_alive(self) -> bool:
         """Return True until the queue is closed. No task can die: each batch has a task of its own."""

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from functools import cache
-from statistics import mean
 from typing import Any, NamedTuple
 
 from qreward.batching.settings import BatchSettings
@@ -58,10 +57,6 @@ class StartTimes(NamedTuple):
     min_start_time: float | None
     mean_start_time: float | None
     max_start_time: float | None
-
-
-def start_times(times: Sequence[float]) -> StartTimes:
-    return StartTimes(times, len(times), min(times, default=None), mean(times) if times else None, max(times, default=None))
 
 
 def record_batch(name: str, size: float, limit: float, wait: float, seconds: float, waiting: int) -> None:

@@ -64,14 +64,12 @@ class JournalFolder:
         self._ends: dict[int, int] = {}  # part -> offset up to which its journal was read
         self._answers: dict[int, int] = {}  # key -> part, offset and success, packed into one number
         self._started: set[int] = set()  # keys of rows that were sent and have no result in the same journal
-        self._skips_failed = retry_failed
         self.sent = self.sent_again = 0
-        self.refresh()
-        self._skips_failed = False
+        self.refresh(skips_failed=retry_failed)
 
     # reading
 
-    def refresh(self) -> None:
+    def refresh(self, *, skips_failed: bool = False) -> None:
         """Read the records that were written since the last call. Raises ``ConfigError`` and ``OSError``."""
         for path in sorted(self.path.glob("part-*.jsonl.journal")):
             number = path.name[5:].partition(".")[0]
@@ -89,7 +87,7 @@ class JournalFolder:
                 kind, key = record.kind, record.key
                 if kind != STARTED:
                     self._started.discard(key)
-                    if kind == DONE or (kind == FAILED and not self._skips_failed):
+                    if kind == DONE or (kind == FAILED and not skips_failed):
                         self.put(key, part, place, ok=record.ok)
                     continue
                 self.sent += 1

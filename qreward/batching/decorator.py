@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import io
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from functools import cached_property, wraps
 from statistics import mean
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from qreward.batching.queue import BatchQueue, Results, Yields
-from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
 from qreward.callables import FunctionKind, kind_of, show_keywords
 
@@ -31,6 +30,16 @@ RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class StartTimes(NamedTuple):
+    """The times at which the running batches began, in seconds since the epoch, and their statistics."""
+
+    start_times: Sequence[float]
+    num_requests: int
+    min_start_time: float | None
+    mean_start_time: float | None
+    max_start_time: float | None
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):

@@ -5,25 +5,36 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 from qreward.batching.collector import OVER, TAKEN, Item, halves
-from qreward.batching.ray_serve import invalid_length
 from qreward.callables import FunctionKind
 from qreward.engine.background import SHARED
-from qreward.errors import QueueFull, RequestError, RequestTimeout
+from qreward.errors import InvalidResponse, QueueFull, RequestError, RequestTimeout
 from qreward.options import is_table
 
 _HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def invalid_length(message: str) -> InvalidResponse:
+    """Return the error of a list of the wrong length. In a process with Ray Serve, it is a ``RayServeException`` as well."""
+    exceptions = sys.modules.get("ray.serve.exceptions")
+    return InvalidResponse(message) if exceptions is None else _both(exceptions.RayServeException)(message)
+
+
+@cache
+def _both(base: type[Exception]) -> type[InvalidResponse]:
+    return type("InvalidResponse", (InvalidResponse, base), {})
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:

@@ -12,9 +12,8 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from qreward.batching.collector import Item
 from qreward.batching.in_flight import BatchStreamReader, InFlightBatch, StreamBatch, caller_stream
-from qreward.batching.ray_serve import serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchCounters, BatchSettings, Options, QueueStats, check_seconds, checked
-from qreward.batching.worker import LoopWorker
+from qreward.batching.worker import LoopWorker, serve_context, warn_of_ongoing_requests
 from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 from qreward.engine import background
 from qreward.errors import ConfigError

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from math import inf
 from statistics import median_low
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, KeyQueue
 from qreward.batching.in_flight import InFlightBatch
-from qreward.batching.ray_serve import record_batch, warn_of_ongoing_requests
-from qreward.batching.settings import BatchRecord
+from qreward.batching.settings import BatchRecord, BatchSettings
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
 LATEST = 5  # number of latest batches whose median is the expected duration of a batch, so that one slow batch holds back no others
@@ -269,3 +269,59 @@ def too_large() -> RuntimeError:
     return RuntimeError(
         "Size of item is greater than max_batch_size. Please increase the max_batch_size or check the implementation of the batch_size_fn."
     )
+
+
+# a replica of Ray Serve: request contexts, a warning and metrics
+
+
+def serve_context() -> Any:
+    """Return the module ``ray.serve.context``, or None if this process does not use Ray Serve, or a version without request contexts."""
+    module = sys.modules.get("ray.serve.context")
+    return module if hasattr(module, "_set_batch_request_context") else None
+
+
+def replica() -> Any:
+    """Return the context of the replica in which this process runs, or None."""
+    module = serve_context()
+    return None if module is None else module._get_internal_replica_context()
+
+
+def warn_of_ongoing_requests(name: str, its: BatchSettings) -> None:
+    """Log a warning if the replica does not receive enough requests at once to fill the batches."""
+    context, needed = replica(), its.max_batch_size * its.max_concurrent_batches
+    most = None if context is None or its.batch_size_fn is not None else context._deployment_config.max_ongoing_requests
+    if most is not None and most < needed:
+        _log.warning(
+            "%s: `max_batch_size` (%d) * `max_concurrent_batches` (%d) is larger than `max_ongoing_requests` (%d), so the replica never "
+            "receives enough requests at once to fill its batches; set `max_ongoing_requests` to at least %d",
+            *(name, its.max_batch_size, its.max_concurrent_batches, most, needed),
+        )
+
+
+def record_batch(name: str, size: float, limit: float, wait: float, seconds: float, waiting: int) -> None:
+    """Record a batch that has ended in the metrics of Ray Serve, if this process is a replica. Times are in seconds."""
+    if "ray.serve.metrics" not in sys.modules or replica() is None:
+        return
+    tags, (*histograms, length, batches) = {"function_name": name}, _metrics()
+    for histogram, value in zip(histograms, (size, 100 * size / limit, 1000 * wait, 1000 * seconds), strict=True):
+        histogram.observe(value, tags=tags)
+    length.set(waiting, tags=tags)
+    batches.inc(tags=tags)
+
+
+@cache
+def _metrics() -> list[Any]:
+    metrics, constants = sys.modules["ray.serve.metrics"], sys.modules.get("ray.serve._private.constants")
+
+    def histogram(name: str, description: str, buckets: str) -> Any:
+        boundaries = getattr(constants, buckets, [2.0**power for power in range(20)])
+        return metrics.Histogram(name, description=description, boundaries=boundaries, tag_keys=("function_name",))
+
+    return [
+        histogram("serve_actual_batch_size", "Size of each batch.", "BATCH_SIZE_BUCKETS"),
+        histogram("serve_batch_utilization_percent", "Size in % of max_batch_size.", "BATCH_UTILIZATION_BUCKETS_PERCENT"),
+        histogram("serve_batch_wait_time_ms", "Time that the first request waited.", "BATCH_WAIT_TIME_BUCKETS_MS"),
+        histogram("serve_batch_execution_time_ms", "Run time of the function.", "BATCH_EXECUTION_TIME_BUCKETS_MS"),
+        metrics.Gauge("serve_batch_queue_length", description="Requests that wait for a batch.", tag_keys=("function_name",)),
+        metrics.Counter("serve_batches_processed", description="Batches that have ended.", tag_keys=("function_name",)),
+    ]

@@ -16,6 +16,7 @@ from qreward.callables import FunctionKind, kind_of, show_keywords
 
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 S = TypeVar("S")
 R = TypeVar("R")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -115,7 +116,8 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         return text.getvalue()
 
 
-# The types for type checkers: parameters of type ``list[T]`` become parameters of type ``T``, in functions with few parameters.
+# The types for type checkers: parameters of type ``list[T]`` become parameters of type ``T``. A function with one list more than a method
+# needs an overload before that of the method, for which its first list would be the instance.
 
 
 class Controls(Protocol):
@@ -162,6 +164,8 @@ class BatchDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A]], Yields[R]], /) -> Batched[[A], Stream[R]]: ...
     @overload
+    def __call__(self, function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
+    @overload
     def __call__(self, function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
     @overload
     def __call__(self, function: Callable[..., Yields[R]], /) -> Batched[..., Stream[R]]: ...
@@ -169,6 +173,8 @@ class BatchDecorator(Protocol):
     def __call__(self, function: Callable[[list[A]], Results[R]], /) -> Batched[[A], One[R]]: ...
     @overload
     def __call__(self, function: Callable[[list[A], list[B]], Results[R]], /) -> Batched[[A, B], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A], list[B], list[C]], Results[R]], /) -> Batched[[A, B, C], One[R]]: ...
     @overload
     def __call__(self, function: Callable[[S, list[A]], Results[R]], /) -> BatchedMethod[S, [A], One[R]]: ...
     @overload

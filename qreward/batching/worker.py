@@ -213,16 +213,16 @@ class LoopWorker:
         self.queue.counters.count(failed=batch.failed, runs=[seconds])
         if batch.alive or batch.error is None:
             self._seconds.append(seconds)
-        on_batch, name = self.queue.settings.on_batch, self.queue.name
+        on_batch, name, items = self.queue.settings.on_batch, self.queue.name, batch.items
         if on_batch is not None or self.queue.serve is not None:
-            items, size, waiting = batch.items, sum(item.cost for item in batch.items), self.collector.waiting
-            record_batch(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
-            if on_batch is not None:
-                waits = tuple(batch.sent_at - item.arrived for item in items)
-                try:
-                    on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
-                except Exception:
-                    _log.exception("on_batch of %s raised", name)
+            size, waits = sum(item.cost for item in items), tuple(batch.sent_at - item.arrived for item in items)
+            record = BatchRecord(name, len(items), size, batch.limit, waits, seconds, self.collector.waiting, batch.error)
+            record_in_ray_serve(record)
+            try:
+                if on_batch is not None:
+                    on_batch(record)
+            except Exception:
+                _log.exception("on_batch of %s raised", name)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
         self.pump()
@@ -298,14 +298,15 @@ def warn_of_ongoing_requests(name: str, its: BatchSettings) -> None:
         )
 
 
-def record_batch(name: str, size: float, limit: float, wait: float, seconds: float, waiting: int) -> None:
-    """Record a batch that has ended in the metrics of Ray Serve, if this process is a replica. Times are in seconds."""
+def record_in_ray_serve(batch: BatchRecord) -> None:
+    """Record a batch that has ended in the metrics of Ray Serve, if this process is a replica."""
     if "ray.serve.metrics" not in sys.modules or replica() is None:
         return
-    tags, (*histograms, length, batches) = {"function_name": name}, _metrics()
-    for histogram, value in zip(histograms, (size, 100 * size / limit, 1000 * wait, 1000 * seconds), strict=True):
+    tags, (*histograms, length, batches) = {"function_name": batch.name.rpartition(".")[2]}, _metrics()
+    values = batch.size, 100 * batch.size / batch.limit, 1000 * batch.waits[0], 1000 * batch.seconds
+    for histogram, value in zip(histograms, values, strict=True):
         histogram.observe(value, tags=tags)
-    length.set(waiting, tags=tags)
+    length.set(batch.waiting, tags=tags)
     batches.inc(tags=tags)
 
 

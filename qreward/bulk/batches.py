@@ -329,6 +329,7 @@ class LineRun:
             if batch is not None:
                 batch.queue.restart()
                 self._last_success[batch.pool] = self.runtime.clock()
+        line.content = None  # the piece of the input that is being read keeps all of its lines
 
     def _finish_failed(self, batch: Any, line: Line, error: QRewardError, result: Result[Any], spent: Spent) -> None:
         attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own

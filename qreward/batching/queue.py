@@ -270,8 +270,9 @@ class BatchQueue(Generic[T, R]):
         if worker is None:
             if loop not in self._loops:
                 self._loops.add(loop)
-                for other, idle in list(self._workers.items()):
-                    if idle.loop.is_closed():
+                for other in list(self._workers):
+                    idle = self._workers.get(other)  # None if its instance was freed meanwhile
+                    if idle is not None and idle.loop.is_closed():
                         self._workers.pop(other, None)
                         if idle.finalizer is not None:
                             idle.finalizer.detach()  # it would keep the closed event loop alive

@@ -373,8 +373,8 @@ PRIVATE_OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
 
 
 PRIVATE_ACCESS: dict[tuple[str, str], str] = {
-    ("batching.ray_serve", "_get_internal_replica_context"): "Ray Serve has no public name for it",
-    ("batching.ray_serve", "_deployment_config"): "Ray Serve has no public name for it",
+    ("batching.worker", "_get_internal_replica_context"): "Ray Serve has no public name for it",
+    ("batching.worker", "_deployment_config"): "Ray Serve has no public name for it",
     ("batching.worker", "_get_serve_request_context"): "Ray Serve has no public name for it",
     ("cli", "_actions"): "argparse has no other way to list the arguments of a parser",
     ("cli", "_SubParsersAction"): "the same for its commands",

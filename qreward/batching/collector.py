@@ -7,13 +7,13 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count, islice, takewhile
 from math import inf
 from typing import Any, TypeVar
 
 from qreward.scheduler.queue import AGEING, SWEEP
+from qreward.scheduler.task import TaskState
 from qreward.settings.policies import Priority
 
 T = TypeVar("T")
@@ -22,9 +22,8 @@ Measure = Callable[[list[Any]], float]
 ALL = 2**62  # number of items that stands for "no limit"
 
 
-ItemState = Enum("ItemState", ["WAITING", "TAKEN", "OVER"])
-"""State of an item: waiting in the collector, taken for a batch, or over (answered, cancelled or expired)."""
-WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
+WAITING, TAKEN, OVER = TaskState.QUEUED, TaskState.SENT, TaskState.DONE
+"""States of an item: waiting in the collector, taken for a batch, or over (answered, cancelled or expired)."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -38,13 +37,13 @@ class Item:
     level: int = Priority.NORMAL  # 0 (most urgent) to 9
     deadline: float = inf  # time in seconds after which the item is no longer sent
     number: int = field(init=False)  # position in the order of submission
-    place: ItemState = field(init=False)  # code that answers a taken item sets it to ``OVER``
+    state: TaskState = field(init=False)  # code that answers a taken item sets it to ``OVER``
     future: Future[Any] = field(init=False)  # its caller waits for it, and cancels it when the caller leaves
     batch: Any = field(init=False)  # the batch for which it was taken
     request_context: Any = field(init=False)  # of its call, in a process with Ray Serve
 
     def fail(self, error: BaseException) -> None:
-        self.place = OVER
+        self.state = OVER
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -83,7 +82,7 @@ class Collector:
 
     def put(self, item: Any) -> None:
         """Add an item at the end of its priority level."""
-        item.number, item.place = next(self._numbers), WAITING
+        item.number, item.state = next(self._numbers), WAITING
         queue = self._keys.get(item.key)
         if queue is None:
             queue = self._keys[item.key] = KeyQueue(item.key)
@@ -100,8 +99,8 @@ class Collector:
     def put_back(self, taken: Iterable[Any]) -> None:
         """Put taken items back to their original positions. Items that are over are skipped."""
         for item in taken:
-            if item.place is TAKEN:
-                item.place = WAITING
+            if item.state is TAKEN:
+                item.state = WAITING
                 queue = self._keys.setdefault(item.key, KeyQueue(item.key))
                 insort(queue.items, item, key=_order)
                 queue.cost += item.cost
@@ -127,7 +126,7 @@ class Collector:
         taken = items[:taking]
         del items[:taking]  # in place, which copies no references: many more items may wait
         for item in taken:
-            item.place = TAKEN
+            item.state = TAKEN
         self.waiting -= taking
         if queue.items:
             queue.cost -= sum(item.cost for item in taken)
@@ -137,7 +136,7 @@ class Collector:
 
     def remove(self, item: Any) -> None:
         """Remove a waiting item, wherever it is."""
-        item.place = OVER
+        item.state = OVER
         queue = self._keys[item.key]
         del queue.items[bisect_left(queue.items, _order(item), key=_order)]
         queue.cost -= item.cost
@@ -148,13 +147,13 @@ class Collector:
     def add_deadline(self, item: Any, deadline: float) -> None:
         heappush(self._deadlines, (deadline, item.number, item))
         if len(self._deadlines) > self._most_deadlines:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].place is not OVER]
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not OVER]
             heapify(self._deadlines)
             self._most_deadlines = 2 * len(self._deadlines) + SWEEP
 
     def next_deadline(self) -> float:
         """Return the earliest deadline of an item that is not over, or inf."""
-        while self._deadlines and self._deadlines[0][2].place is OVER:
+        while self._deadlines and self._deadlines[0][2].state is OVER:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else inf
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import io
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from functools import cached_property, wraps
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
+from statistics import mean
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from qreward.batching.queue import BatchQueue, Results, Yields
-from qreward.batching.ray_serve import StartTimes, start_times
 from qreward.batching.settings import BatchSettings, Options, QueueStats, checked
 from qreward.callables import FunctionKind, kind_of, show_keywords
 
@@ -31,6 +31,16 @@ RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class StartTimes(NamedTuple):
+    """The times at which the running batches began, in seconds since the epoch, and their statistics."""
+
+    start_times: Sequence[float]
+    num_requests: int
+    min_start_time: float | None
+    mean_start_time: float | None
+    max_start_time: float | None
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):
@@ -90,7 +100,8 @@ class DecoratedQueue(BatchQueue[Any, Any]):
 
     def _get_curr_iteration_start_times(self) -> StartTimes:
         now = time.time()
-        return start_times([now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)])
+        times = [now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)]
+        return StartTimes(times, len(times), min(times, default=None), mean(times) if times else None, max(times, default=None))
 
     async def _is_batching_task_alive(self) -> bool:
         """Return True until the queue is closed. No task can die: each batch has a task of its own."""
@@ -105,7 +116,8 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         return text.getvalue()
 
 
-# The types for type checkers: parameters of type ``list[T]`` become parameters of type ``T``.
+# The types for type checkers: parameters of type ``list[T]`` become parameters of type ``T``. A function with one list more than a method
+# needs an overload before that of the method, for which its first list would be the instance.
 
 
 class Controls(Protocol):
@@ -154,11 +166,7 @@ class BatchDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
     @overload
-    def __call__(self, function: Callable[[list[A], list[B], list[C]], Yields[R]], /) -> Batched[[A, B, C], Stream[R]]: ...
-    @overload
     def __call__(self, function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
-    @overload
-    def __call__(self, function: Callable[[S, list[A], list[B]], Yields[R]], /) -> BatchedMethod[S, [A, B], Stream[R]]: ...
     @overload
     def __call__(self, function: Callable[..., Yields[R]], /) -> Batched[..., Stream[R]]: ...
     @overload

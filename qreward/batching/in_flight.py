@@ -5,25 +5,36 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 from qreward.batching.collector import OVER, TAKEN, Item, halves
-from qreward.batching.ray_serve import invalid_length
 from qreward.callables import FunctionKind
 from qreward.engine.background import SHARED
-from qreward.errors import QueueFull, RequestError, RequestTimeout
+from qreward.errors import InvalidResponse, QueueFull, RequestError, RequestTimeout
 from qreward.options import is_table
 
 _HERE = str(Path(__file__).parent)
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def invalid_length(message: str) -> InvalidResponse:
+    """Return the error of a list of the wrong length. In a process with Ray Serve, it is a ``RayServeException`` as well."""
+    exceptions = sys.modules.get("ray.serve.exceptions")
+    return InvalidResponse(message) if exceptions is None else _both(exceptions.RayServeException)(message)
+
+
+@cache
+def _both(base: type[Exception]) -> type[InvalidResponse]:
+    return type("InvalidResponse", (InvalidResponse, base), {})
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
@@ -108,7 +119,7 @@ class InFlightBatch:
             if isinstance(result, BaseException):
                 self.fail_one(item, result, raised)
                 continue
-            item.place = OVER
+            item.state = OVER
             future = item.future
             if not future.done():
                 future.set_result(result)
@@ -119,7 +130,7 @@ class InFlightBatch:
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
         """Raise an error for one caller. If another caller has already received this exception object, the caller gets a copy."""
-        if item.place is not OVER:
+        if item.state is not OVER:
             self.failed += 1
             shown = caller_error(error, self.queue.name)
             item.fail(own_error(shown) if any(error is other for other in raised) else shown)
@@ -131,14 +142,14 @@ class InFlightBatch:
         while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
             error.__traceback__ = trace.tb_next  # frames of this package do not help the reader, and would keep all items alive
         shown = caller_error(error, self.queue.name)
-        unanswered = [item for item in self.items if item.place is not OVER]
+        unanswered = [item for item in self.items if item.state is not OVER]
         self.failed += len(unanswered)
         for item in unanswered:
             item.fail(shown if len(unanswered) == 1 else own_error(shown))
 
     def abandon(self, item: Any) -> None:
         """Record that a caller has left. When all callers have left, cancel the batch."""
-        item.place = OVER
+        item.state = OVER
         self.alive -= 1
         if not self.alive:
             self.task.cancel()
@@ -206,7 +217,7 @@ class BatchStreamReader(Item):
         self.error: BaseException | None = None  # raised after the last piece
 
     def end(self) -> None:
-        self.place = OVER
+        self.state = OVER
         self.future.cancel()
         self.wake()
 
@@ -224,7 +235,7 @@ def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any,
 
     async def pieces() -> AsyncGenerator[Any, None]:
         try:
-            while reader.buffer or reader.place is not OVER:
+            while reader.buffer or reader.state is not OVER:
                 if reader.buffer:
                     piece = reader.buffer.popleft()
                     reader.batch.reader_moved()
@@ -241,7 +252,7 @@ def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any,
 
     stream = pieces()
     # a stream that was never read leaves its batch when it is collected, in any thread
-    finalize(stream, lambda: reader.place is OVER or worker.post(worker.abandon, reader)).atexit = False
+    finalize(stream, lambda: reader.state is OVER or worker.post(worker.abandon, reader)).atexit = False
     return stream
 
 
@@ -271,7 +282,7 @@ class StreamBatch(InFlightBatch):
                     break
                 self._deal(results_of(pieces, len(self.items)))
             for reader in self.items:
-                if reader.place is not OVER:
+                if reader.state is not OVER:
                     reader.end()
         finally:
             await produced.aclose()
@@ -279,7 +290,7 @@ class StreamBatch(InFlightBatch):
     def _deal(self, pieces: Any) -> None:
         raised: list[BaseException] = []
         for reader, piece in zip(self.items, pieces, strict=True):
-            if reader.place is OVER:
+            if reader.state is OVER:
                 continue
             if piece is StopIteration or piece is StopAsyncIteration or isinstance(piece, _ENDS):
                 self.alive -= 1
@@ -292,12 +303,12 @@ class StreamBatch(InFlightBatch):
                 reader.wake()
 
     def _starved(self) -> bool:
-        return any(len(reader.buffer) < AHEAD for reader in self.items if reader.place is TAKEN)
+        return any(len(reader.buffer) < AHEAD for reader in self.items if reader.state is TAKEN)
 
     def _blocking(self) -> list[BatchStreamReader]:
         """Return the readers that must read before the generator may continue."""
         most = KEPT if self._starved() else AHEAD
-        return [reader for reader in self.items if reader.place is TAKEN and len(reader.buffer) >= most]
+        return [reader for reader in self.items if reader.state is TAKEN and len(reader.buffer) >= most]
 
     def reader_moved(self) -> None:
         """Let the generator continue if no reader blocks it. While no reader waits for a piece, the timeout starts again."""
@@ -318,7 +329,7 @@ class StreamBatch(InFlightBatch):
         except TimeoutError:
             for reader in self._blocking():
                 self.alive -= 1
-                self.queue.counters.count("expired")
+                self.queue.counters.count(expired=1)
                 reader.fail(
                     RequestTimeout(
                         f"the stream of {self.queue.name} was ended: {len(reader.buffer)} pieces were not read within the "

@@ -12,9 +12,8 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from qreward.batching.collector import Item
 from qreward.batching.in_flight import BatchStreamReader, InFlightBatch, StreamBatch, caller_stream
-from qreward.batching.ray_serve import serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchCounters, BatchSettings, Options, QueueStats, check_seconds, checked
-from qreward.batching.worker import LoopWorker
+from qreward.batching.worker import LoopWorker, serve_context, warn_of_ongoing_requests
 from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 from qreward.engine import background
 from qreward.errors import ConfigError
@@ -143,7 +142,8 @@ class BatchQueue(Generic[T, R]):
             for item in pending:
                 worker.abandon(item)
             raise
-        return [_outcome(item.future) if isinstance(item, Item) else item for item in added]
+        errors = [item.future.exception() if isinstance(item, Item) else item for item in added]
+        return [item.future.result() if error is None else error for item, error in zip(added, errors, strict=True)]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item, as ``submit`` does, and return its stream. The function must be an async generator.
@@ -270,21 +270,17 @@ class BatchQueue(Generic[T, R]):
         if worker is None:
             if loop not in self._loops:
                 self._loops.add(loop)
-                self._forget_closed()
+                for other in list(self._workers):
+                    idle = self._workers.get(other)  # None if its instance was freed meanwhile
+                    if idle is not None and idle.loop.is_closed():
+                        self._workers.pop(other, None)
+                        if idle.finalizer is not None:
+                            idle.finalizer.detach()  # it would keep the closed event loop alive
             worker = self._workers[place] = LoopWorker(self, loop)
             if instance is not None:
                 worker.finalizer = weakref.finalize(instance, self._workers.pop, place, None)
                 worker.finalizer.atexit = False
         return worker
-
-    def _forget_closed(self) -> None:
-        """Drop the workers of closed event loops."""
-        for place in list(self._workers):
-            worker = self._workers.get(place)  # None if its instance was freed meanwhile
-            if worker is not None and worker.loop.is_closed():
-                self._workers.pop(place, None)
-                if worker.finalizer is not None:
-                    worker.finalizer.detach()  # it would keep the closed event loop alive
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
@@ -300,12 +296,6 @@ async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
     while worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
         await asyncio.wait([waiting], timeout=LOOP_CHECK_INTERVAL)
     waiting.cancel()
-
-
-def _outcome(future: asyncio.Future[Any]) -> Any:
-    """Return the result of a future that is done, or its exception."""
-    error = future.exception()
-    return future.result() if error is None else error
 
 
 def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, SupportsIndex, TypedDict
@@ -189,20 +189,13 @@ class BatchCounters:
         self._waits: deque[float] = deque(maxlen=KEPT)
         self._runs: deque[float] = deque(maxlen=KEPT)
 
-    def count(self, name: str, items: int = 1) -> None:
+    def count(self, *, waits: Iterable[float] = (), runs: Iterable[float] = (), **counts: int) -> None:
+        """Add to the counters, and to the latest wait times and run times."""
         with self._lock:
-            self._counts[name] += items
-
-    def sent(self, waits: list[float]) -> None:
-        with self._lock:
-            self._counts["batches"] += 1
-            self._counts["items"] += len(waits)
+            for name, more in counts.items():
+                self._counts[name] += more
             self._waits.extend(waits)
-
-    def ended(self, seconds: float, failed: int) -> None:
-        with self._lock:
-            self._counts["failed"] += failed
-            self._runs.append(seconds)
+            self._runs.extend(runs)
 
     def snapshot(self, waiting: int, in_flight: int, limit: float) -> QueueStats:
         with self._lock:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from math import inf
 from statistics import median_low
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, KeyQueue
 from qreward.batching.in_flight import InFlightBatch
-from qreward.batching.ray_serve import record_batch, warn_of_ongoing_requests
-from qreward.batching.settings import BatchRecord
+from qreward.batching.settings import BatchRecord, BatchSettings
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
 LATEST = 5  # number of latest batches whose median is the expected duration of a batch, so that one slow batch holds back no others
@@ -57,7 +57,7 @@ class LoopWorker:
         self.pump()
         waiting = self.collector.waiting
         if waiting + count > most:
-            queue.counters.count("rejected", count)
+            queue.counters.count(rejected=count)
             message = f"{waiting} items are already waiting for {queue.name}"
             message += "" if count == 1 else f"; {count} more do not fit"
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
@@ -93,14 +93,14 @@ class LoopWorker:
 
     def abandon(self, item: Any) -> None:
         """Remove an item whose caller has stopped waiting, or whose event loop was closed."""
-        if item.place is OVER:
+        if item.state is OVER:
             return
         if self.loop.is_closed():
-            item.place = OVER
+            item.state = OVER
             return
         item.future.cancel()
-        self.queue.counters.count("cancelled")
-        if item.place is WAITING:
+        self.queue.counters.count(cancelled=1)
+        if item.state is WAITING:
             self.collector.remove(item)
             if not self.collector.waiting:
                 self.pump()  # the timer may no longer be needed, and a waiting ``close`` may now return
@@ -130,7 +130,7 @@ class LoopWorker:
             if self._first_sent is None:
                 self._first_sent = now
             self._settings = self.queue.settings
-            self.queue.counters.sent([now - item.arrived for item in items])
+            self.queue.counters.count(batches=1, items=len(items), waits=[now - item.arrived for item in items])
             batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
             batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
             at = inf
@@ -143,11 +143,11 @@ class LoopWorker:
         """Fail the items whose timeout has passed."""
         for item in self.collector.due(now):
             if not item.future.done():
-                if waited := item.place is WAITING:
+                if waited := item.state is WAITING:
                     self.collector.remove(item)
                 where = "it was still waiting for a batch" if waited else "its batch was under way"
                 limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
-                self.queue.counters.count("expired")
+                self.queue.counters.count(expired=1)
                 item.fail(RequestTimeout(f"{self.queue.name} gave no result within {limit}; {where}"))
                 if not waited:
                     item.batch.abandon(item)
@@ -171,9 +171,9 @@ class LoopWorker:
             if not gone:
                 return items, now
             for item in gone:
-                if item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
-                    item.place = OVER
-                    self.queue.counters.count("cancelled")
+                if item.state is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
+                    item.state = OVER
+                    self.queue.counters.count(cancelled=1)
             collector.put_back(items)  # those that are left, because the batch may not be full any more
 
     def _due(self, now: float) -> tuple[KeyQueue | None, float]:
@@ -210,19 +210,19 @@ class LoopWorker:
             return
         self.batches.discard(batch)
         seconds = self.clock() - batch.sent_at
-        self.queue.counters.ended(seconds, batch.failed)
+        self.queue.counters.count(failed=batch.failed, runs=[seconds])
         if batch.alive or batch.error is None:
             self._seconds.append(seconds)
-        on_batch, name = self.queue.settings.on_batch, self.queue.name
+        on_batch, name, items = self.queue.settings.on_batch, self.queue.name, batch.items
         if on_batch is not None or self.queue.serve is not None:
-            items, size, waiting = batch.items, sum(item.cost for item in batch.items), self.collector.waiting
-            record_batch(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
-            if on_batch is not None:
-                waits = tuple(batch.sent_at - item.arrived for item in items)
-                try:
-                    on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
-                except Exception:
-                    _log.exception("on_batch of %s raised", name)
+            size, waits = sum(item.cost for item in items), tuple(batch.sent_at - item.arrived for item in items)
+            record = BatchRecord(name, len(items), size, batch.limit, waits, seconds, self.collector.waiting, batch.error)
+            record_in_ray_serve(record)
+            try:
+                if on_batch is not None:
+                    on_batch(record)
+            except Exception:
+                _log.exception("on_batch of %s raised", name)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
         self.pump()
@@ -249,7 +249,7 @@ class LoopWorker:
                 item.fail(ClientClosed(message))
             for batch in list(self.batches):
                 for item in batch.items:
-                    if item.place is TAKEN:
+                    if item.state is TAKEN:
                         item.fail(ClientClosed(message))
                 batch.unstoppable = None
                 if batch.task.done():
@@ -269,3 +269,60 @@ def too_large() -> RuntimeError:
     return RuntimeError(
         "Size of item is greater than max_batch_size. Please increase the max_batch_size or check the implementation of the batch_size_fn."
     )
+
+
+# a replica of Ray Serve: request contexts, a warning and metrics
+
+
+def serve_context() -> Any:
+    """Return the module ``ray.serve.context``, or None if this process does not use Ray Serve, or a version without request contexts."""
+    module = sys.modules.get("ray.serve.context")
+    return module if hasattr(module, "_set_batch_request_context") else None
+
+
+def replica() -> Any:
+    """Return the context of the replica in which this process runs, or None."""
+    module = serve_context()
+    return None if module is None else module._get_internal_replica_context()
+
+
+def warn_of_ongoing_requests(name: str, its: BatchSettings) -> None:
+    """Log a warning if the replica does not receive enough requests at once to fill the batches."""
+    context, needed = replica(), its.max_batch_size * its.max_concurrent_batches
+    most = None if context is None or its.batch_size_fn is not None else context._deployment_config.max_ongoing_requests
+    if most is not None and most < needed:
+        _log.warning(
+            "%s: `max_batch_size` (%d) * `max_concurrent_batches` (%d) is larger than `max_ongoing_requests` (%d), so the replica never "
+            "receives enough requests at once to fill its batches; set `max_ongoing_requests` to at least %d",
+            *(name, its.max_batch_size, its.max_concurrent_batches, most, needed),
+        )
+
+
+def record_in_ray_serve(batch: BatchRecord) -> None:
+    """Record a batch that has ended in the metrics of Ray Serve, if this process is a replica."""
+    if "ray.serve.metrics" not in sys.modules or replica() is None:
+        return
+    tags, (*histograms, length, batches) = {"function_name": batch.name.rpartition(".")[2]}, _metrics()
+    values = batch.size, 100 * batch.size / batch.limit, 1000 * batch.waits[0], 1000 * batch.seconds
+    for histogram, value in zip(histograms, values, strict=True):
+        histogram.observe(value, tags=tags)
+    length.set(batch.waiting, tags=tags)
+    batches.inc(tags=tags)
+
+
+@cache
+def _metrics() -> list[Any]:
+    metrics, constants = sys.modules["ray.serve.metrics"], sys.modules.get("ray.serve._private.constants")
+
+    def histogram(name: str, description: str, buckets: str) -> Any:
+        boundaries = getattr(constants, buckets, [2.0**power for power in range(20)])
+        return metrics.Histogram(name, description=description, boundaries=boundaries, tag_keys=("function_name",))
+
+    return [
+        histogram("serve_actual_batch_size", "Size of each batch.", "BATCH_SIZE_BUCKETS"),
+        histogram("serve_batch_utilization_percent", "Size in % of max_batch_size.", "BATCH_UTILIZATION_BUCKETS_PERCENT"),
+        histogram("serve_batch_wait_time_ms", "Time that the first request waited.", "BATCH_WAIT_TIME_BUCKETS_MS"),
+        histogram("serve_batch_execution_time_ms", "Run time of the function.", "BATCH_EXECUTION_TIME_BUCKETS_MS"),
+        metrics.Gauge("serve_batch_queue_length", description="Requests that wait for a batch.", tag_keys=("function_name",)),
+        metrics.Counter("serve_batches_processed", description="Batches that have ended.", tag_keys=("function_name",)),
+    ]

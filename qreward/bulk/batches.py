@@ -8,10 +8,11 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any
 
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of, is_free
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, is_free, spent_by
+from qreward.bulk.inputs import Line
 from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import failure_line, success_line, verdict_line
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.requests import BulkSettings, RequestReader
 from qreward.engine.batch import BatchWaiter, ResultSettings, Tallies
 from qreward.errors import (
     BadRequest,
@@ -68,12 +69,7 @@ def _was_processed(error: QRewardError, attempts: Sequence[AttemptRecord]) -> bo
     return not attempts and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
 
-def _all_failed(error: QRewardError) -> str:
-    again = "correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again"
-    return f"the last {ALL_FAILED} lines have all failed; the last one: {error}; {again}"
-
-
-class LineQueue(asyncio.Queue["Entry | None"]):
+class LineQueue(asyncio.Queue["Line | None"]):
     """The lines that wait for one batch, which iterates over the queue. None ends it. A line that leaves the queue is released in ``room``,
     which all queues of a run share.
 
@@ -91,26 +87,26 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         self.failed = 0  # lines that had not failed in an earlier run
         self.again: list[int] = []  # keys of lines that servers rejected now and in an earlier run: they stay failed, unless all lines fail
 
-    def close(self) -> list[Entry]:
+    def close(self) -> list[Line]:
         """End the batch, and return the lines that it has not taken."""
-        left = [entry for _ in range(self.qsize()) if (entry := self.get_nowait()) is not None]
+        left = [line for _ in range(self.qsize()) if (line := self.get_nowait()) is not None]
         for _ in left:
             self._room.release()
         self.put_nowait(None)
         return left
 
-    async def take(self) -> Entry | None:
+    async def take(self) -> Line | None:
         """Wait for the next line. Returns None after the last one, however often it is called."""
-        entry = await self.get()
-        if entry is None:
+        line = await self.get()
+        if line is None:
             self.put_nowait(None)
         else:
             self._room.release()
-        return entry
+        return line
 
-    async def __aiter__(self) -> AsyncIterator[Entry]:
-        while (entry := await self.take()) is not None:
-            yield entry
+    async def __aiter__(self) -> AsyncIterator[Line]:
+        while (line := await self.take()) is not None:
+            yield line
 
 
 class ModelBatch(BatchWaiter):
@@ -119,20 +115,20 @@ class ModelBatch(BatchWaiter):
     def __init__(self, run: LineRun, pool: Pool) -> None:
         runtime, self.queue = run.runtime, LineQueue(run.room)
         settings = ResultSettings(on_result=self._on_line, keep=False)
-        super().__init__(runtime.engine.driver(), pool, self.queue, lambda entry: entry.content, run.request_options, settings)
+        super().__init__(runtime.engine.driver(), pool, self.queue, lambda line: line.content, run.request_options, settings)
         self._bulk, self.pool, self._tallies = run, pool, run.tallies
         self.execute = self._send
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, Line] = {}
 
     def _add(self, item: Any) -> None:
         self._entries[self._count] = item
         super()._add(item)
 
     async def _send(self, attempt: Attempt) -> Outcome:
-        entry = self._entries.get(attempt.task.index)
+        line = self._entries.get(attempt.task.index)
         is_copy = attempt.task.copy is attempt  # its failure must not end the attempt that is in flight
         if (self._bulk.has_ended(self) and not is_copy) or (
-            entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False)
+            line is not None and not line.started and not await self._bulk.start(line, at_once=False)
         ):
             return Failure(FailureKind.UNSENDABLE, Rejected("the run has stopped"))
         try:
@@ -151,8 +147,8 @@ class ModelBatch(BatchWaiter):
             task.hedge = False  # no copies of what is in flight
         in_flight = {task.index for task in self._live}
         left += [self._entries.pop(index) for index in [*self._entries] if index not in in_flight]
-        for entry in left:
-            self._bulk.drop(self, entry)
+        for line in left:
+            self._bulk.drop(self, line)
 
     def _drop_waiting(self) -> None:
         """End the lines that wait for their next attempt."""
@@ -176,8 +172,8 @@ class ScorerBatch:
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.room)
         self._is_built_in = isinstance(scorer, Judge | RewardModelScorer)  # an item is in one batch of the engine
-        self._next: Entry | None = None  # was taken from the queue, and not yet by the scorer
-        self._entries: dict[int, Entry] = {}
+        self._next: Line | None = None  # was taken from the queue, and not yet by the scorer
+        self._entries: dict[int, Line] = {}
 
     async def run(self) -> None:
         _SCORING_FOR.set(self)
@@ -185,8 +181,8 @@ class ScorerBatch:
             batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
             self._bulk.scored.append(batch.stats.endpoints)
             if self._is_built_in and self.queue.given_up:
-                for entry in self._entries.values():  # these were not sent
-                    self._bulk.drop(self, entry)
+                for line in self._entries.values():  # these were not sent
+                    self._bulk.drop(self, line)
             elif self._entries:
                 self._bulk.stop(f"the scorer has ended without a result for {len(self._entries)} of its items")
 
@@ -199,7 +195,7 @@ class ScorerBatch:
             if isinstance(each, BatchWaiter) and each.context.get(_SCORING_FOR) is self:
                 each.finish_started()
 
-    async def _peek(self) -> Entry | None:
+    async def _peek(self) -> Line | None:
         """Return the next line, or None after the last one."""
         self._next = self._next or await self.queue.take()
         return self._next
@@ -208,18 +204,18 @@ class ScorerBatch:
         """Yield the lines. A scorer that is not built in may need all items of its batch before it has results, as a cascade does. So it
         gets the lines in rounds. A round ends where the next line would wait for a result."""
         index = 0
-        while (entry := await self._peek()) is not None:
+        while (line := await self._peek()) is not None:
             while len(self._entries) >= SCORING or not self._bulk.budget.affords_lines(1 + len(self._entries)):
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
                 if not self._is_built_in or not self._entries:
                     return
                 await self._bulk.next_result()
-            if self._bulk.has_ended(self) or not await self._bulk.start(entry):
+            if self._bulk.has_ended(self) or not await self._bulk.start(line):
                 return
-            self._next, self._entries[index] = None, entry
+            self._next, self._entries[index] = None, line
             index += 1
-            yield entry.content
+            yield line.content
             if not self._is_built_in and self._entries and self._bulk.has_read_all and self.queue.empty():
                 return
 
@@ -278,15 +274,15 @@ class LineRun:
         """Return whether a batch must send nothing more."""
         return self.is_stopping or (batch is not None and bool(batch.queue.given_up))
 
-    def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
-        """Send no further lines of a batch, because of that of ``entry``. The next run sends them. The run goes on with other batches."""
+    def give_up(self, batch: Any, line: Line, reason: str) -> None:
+        """Send no further lines of a batch, because of that of ``line``. The next run sends them. The run goes on with other batches."""
         if batch is None:
             self.stop(reason)
             return
         if self.has_ended(batch):
             return
         queue = batch.queue
-        queue.given_up = reason if self._scorer is not None else f"model {entry.content.model!r}: {reason}"
+        queue.given_up = reason if self._scorer is not None else f"model {line.content.model!r}: {reason}"
         for key in queue.again[ALL_REJECTED if queue.failed < ALL_REJECTED and len(queue.again) >= ALL_AGAIN else 0 :]:
             self._journal.withdraw(key)
         if self._scorer is None:
@@ -294,65 +290,66 @@ class LineRun:
         else:  # it has no other batch
             self.stop(reason)
 
-    def drop(self, batch: Any, entry: Entry) -> None:
+    def drop(self, batch: Any, line: Line) -> None:
         """Leave a line to the next run, because it was not sent when its batch ended."""
-        self.settle(entry.reserved, NOTHING)
-        if entry.started:
-            self._journal.withdraw(entry.key)
-        self.left(batch, entry)
+        self.settle(line.reserved, NOTHING)
+        if line.started:
+            self._journal.withdraw(line.key)
+        self.left(batch, line)
 
-    def left(self, batch: Any, entry: Entry) -> None:
+    def left(self, batch: Any, line: Line) -> None:
         """Called for a line that is left to the next run because its batch was given up."""
 
-    def finish(self, batch: Any, entry: Entry | None, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+    def finish(self, batch: Any, line: Line | None, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
         """Record the result of a line. ``batch`` is None for a line of a provider batch.
 
         If no line of the batch can be sent any more, record none, and give up the batch; stop the run if the batch was cancelled or the
         client closed meanwhile. The next run sends such a line, and a failed line that no server can have processed.
         """
         error = result.error
-        if entry is None:  # the batch was ended before it took all lines
+        if line is None:  # the batch was ended before it took all lines
             self.stop(f"no line can be sent: {error}")
             return
         is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
-        if is_cut_off and entry.started:
-            spent = entry.reserved  # as in the journal, where the line stays without a result
+        if is_cut_off and line.started:
+            spent = line.reserved  # as in the journal, where the line stays without a result
         elif spent is None:
-            spent = self._cost_of(entry, result) if entry.started else NOTHING
-        self.settle(entry.reserved, spent)
+            spent = self._cost_of(line, result) if line.started else NOTHING
+        self.settle(line.reserved, spent)
         if is_cut_off:
             self.stop(f"no line can be sent: {error}")
         elif error is not None:
-            self._finish_failed(batch, entry, error, result, spent)
+            self._finish_failed(batch, line, error, result, spent)
         else:
             if text is None:
-                names = entry.custom_id, entry.identifier
+                names = line.custom_id, line.identifier
                 text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
-            self._record(entry, text, result, spent)
+            self._record(line, text, result, spent)
             self._ok += 1
             if batch is not None:
                 batch.queue.restart()
                 self._last_success[batch.pool] = self.runtime.clock()
+        line.content = None  # the piece of the input that is being read keeps all of its lines
 
-    def _finish_failed(self, batch: Any, entry: Entry, error: QRewardError, result: Result[Any], spent: Spent) -> None:
+    def _finish_failed(self, batch: Any, line: Line, error: QRewardError, result: Result[Any], spent: Spent) -> None:
         attempts = (*result.attempts, *getattr(error, "attempts", ()))  # an item with the shared request of a judge has none of its own
-        is_final = isinstance(error, BadRequest | ConfigError) or (entry.started and _was_processed(error, attempts))
-        if not (is_final or (entry.started and self._goes_on(batch, error, attempts))):
-            if entry.started:
-                self._journal.withdraw(entry.key, spent)
-            self.give_up(batch, entry, f"no line can be sent: {error}")
-            self.left(batch, entry)
+        is_final = isinstance(error, BadRequest | ConfigError) or (line.started and _was_processed(error, attempts))
+        if not (is_final or (line.started and self._goes_on(batch, error, attempts))):
+            if line.started:
+                self._journal.withdraw(line.key, spent)
+            self.give_up(batch, line, f"no line can be sent: {error}")
+            self.left(batch, line)
             return
         if self._scorer is not None and isinstance(error, ConfigError):
             error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
-        self.fail(entry, error, result, spent)
-        failed_before = entry.key in self._journal.failed_before
+        self.fail(line, error, result, spent)
+        failed_before = line.key in self._journal.failed_before
         if not is_final and not (failed_before and any(attempt.status_code is not None for attempt in attempts)):
-            self._journal.withdraw(entry.key)
+            self._journal.withdraw(line.key)
         elif not is_final and batch is not None:
-            batch.queue.again.append(entry.key)
+            batch.queue.again.append(line.key)
         if not failed_before:  # otherwise the same lines would end the batch in every run
-            self._count(batch, entry, error, attempts)
+            self._count(batch, line, error, attempts)
 
     def _goes_on(self, batch: Any, error: QRewardError, attempts: Sequence[AttemptRecord]) -> bool:
         """Return whether other lines can probably be sent, although no server has processed the line that ended with this error."""
@@ -366,26 +363,25 @@ class LineRun:
         is_first = batch.queue.failed < ALL_REJECTED and len(batch.queue.again) < ALL_AGAIN
         return is_first and any(attempt.outcome == "overloaded" for attempt in attempts)
 
-    def _count(self, batch: Any, entry: Entry, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
+    def _count(self, batch: Any, line: Line, error: QRewardError, attempts: Sequence[AttemptRecord]) -> None:
         """Count a failed line. Give up its batch, or stop the run, after ``ALL_FAILED`` of them."""
+        again = "correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again"
+        reason = f"the last {ALL_FAILED} lines have all failed; the last one: {error}; {again}"
         is_faulty = isinstance(error, BadRequest | ConfigError | NoEndpoint) and getattr(error, "status_code", None) != 404
-        if batch is None or is_faulty or (attempts and attempts[-1].outcome == "refused"):
-            self._count_first(error)
-            return
-        batch.queue.failed += 1
-        if batch.queue.failed >= ALL_FAILED:
-            self.give_up(batch, entry, _all_failed(error))
+        if batch is not None and not is_faulty and not (attempts and attempts[-1].outcome == "refused"):
+            batch.queue.failed += 1
+            if batch.queue.failed >= ALL_FAILED:
+                self.give_up(batch, line, reason)
+        elif not self._ok:
+            self._failed_first += not self._done_before
+            if self._failed_first >= ALL_FAILED:
+                self.stop(reason)
 
-    def _count_first(self, error: QRewardError) -> None:
-        self._failed_first += not (self._ok or self._done_before)
-        if self._failed_first >= ALL_FAILED and not self._ok:
-            self.stop(_all_failed(error))
-
-    def refuse(self, entry: Entry, error: QRewardError) -> None:
+    def refuse(self, line: Line, error: QRewardError) -> None:
         """Record the failure of a line that cannot be given to a batch. It counts only until a line was given to one."""
-        self.fail(entry, error)
+        self.fail(line, error)
         if not self._batches:
-            self._count_first(error)
+            self._count(None, line, error, ())
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace a reservation in the budget with the real cost."""
@@ -397,10 +393,13 @@ class LineRun:
         self._settled.clear()
         await self._settled.wait()
 
-    def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
+    def _cost_of(self, line: Line, result: Result[Any]) -> Spent:
+        """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost."""
         price, usage = self.runtime.prices.get(result.endpoint or ""), result.usage
         if self._scorer is None:
-            return cost_of(result, usage, price, entry.reserved, self.attempts)
+            answer, most = spent_by(usage, price) if result.ok else NOTHING, line.reserved  # of all attempts
+            unknown = sum(not is_free(attempt) for attempt in result.attempts) + (answer is None)
+            return (answer or NOTHING) + Spent(most.tokens // self.attempts, most.cost / self.attempts) * unknown
         if self._settings.is_limited and result.ok and usage is None and not result.value.cached:
             self.stop("max_cost and max_tokens cannot be kept, because a line was scored and no server reported its tokens")
         found = usage or Usage()
@@ -408,12 +407,12 @@ class LineRun:
             return Spent(found.tokens, found.cost or 0.0)
         return Spent(found.tokens, dollars(price, found.prompt_tokens or 0, found.completion_tokens or 0))
 
-    def fail(self, entry: Entry, error: QRewardError, result: Result[Any] | None = None, spent: Spent = NOTHING) -> None:
+    def fail(self, line: Line, error: QRewardError, result: Result[Any] | None = None, spent: Spent = NOTHING) -> None:
         """Record the failure of a line. ``result`` is None if no request was made for it."""
-        if not str(error).startswith(entry.place):
-            error.args = (f"{entry.place}: {error}", *error.args[1:])
+        if not str(error).startswith(line.place):
+            error.args = (f"{line.place}: {error}", *error.args[1:])
         result = result or Result(0, None, error, None, 0.0, 0.0)
-        self._record(entry, failure_line(entry.custom_id, entry.identifier, error), result, spent)
+        self._record(line, failure_line(line.custom_id, line.identifier, error), result, spent)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -422,23 +421,23 @@ class LineRun:
                 self.failure = self.failure or error
             self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
-    async def start(self, entry: Entry, *, at_once: bool = True) -> bool:
+    async def start(self, line: Line, *, at_once: bool = True) -> bool:
         """Record in the journal that a line is about to be sent. Returns False if the line must not be sent."""
         if self.is_stopping:
             return False
         try:
-            self._journal.start(entry.key, entry.reserved)
-            entry.started = True
+            self._journal.start(line.key, line.reserved)
+            line.started = True
             if not at_once:
                 await asyncio.sleep(0)  # all lines of one turn of the event loop are then written together: 5 to 20 % less CPU time
             self._journal.write()
         except QRewardError as error:  # the disk is full, for example
-            if entry.started:
-                entry.started = False
-                self._journal.withdraw(entry.key)
+            if line.started:
+                line.started = False
+                self._journal.withdraw(line.key)
             self.stop(error)
             return False
-        self.submitted((entry.key,))
+        self.submitted((line.key,))
         return True
 
     def submitted(self, keys: Iterable[int]) -> None:
@@ -468,9 +467,9 @@ class LineRun:
         task.add_done_callback(self._ended)
         return task
 
-    def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
+    def _record(self, line: Line, text: bytes, result: Result[Any], spent: Spent) -> int:
         """Record the result of a line, and return the offset of the record."""
-        place, error = self._journal.finish(entry.key, text, spent, ok=result.ok), result.error
+        place, error = self._journal.finish(line.key, text, spent, ok=result.ok), result.error
         if error is not None:
             status = getattr(error, "status_code", None)
             kind = type(error).__name__ + ("" if status is None else f" ({status})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -11,7 +10,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import PassthroughCodec
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import ConfigError
-from qreward.results import AttemptRecord, Result, Usage, dollars
+from qreward.results import AttemptRecord, Usage, dollars
 
 MESSAGE_TOKENS = 16
 """Maximum number of tokens that a chat template is assumed to add to a message. The template of OpenAI adds 3 and the template of Llama 3
@@ -158,11 +157,3 @@ def spent_by(usage: Usage | None, price: Price | None) -> Spent | None:
         return None
     prompt, completion = usage.prompt_tokens, usage.completion_tokens or 0
     return Spent(prompt + completion, 0.0 if price is None else dollars(price, prompt, completion))
-
-
-def cost_of(result: Result[Any], usage: Usage | None, price: Price | None, reserved: Spent, attempts: int) -> Spent:
-    """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost; ``reserved`` is that of
-    ``attempts`` attempts."""
-    answer = spent_by(usage, price) if result.ok else NOTHING
-    unknown = sum(not is_free(attempt) for attempt in result.attempts) + (answer is None)
-    return (answer or NOTHING) + Spent(reserved.tokens // attempts, reserved.cost / attempts) * unknown

@@ -17,11 +17,13 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from qreward.bulk.budget import NOTHING, Spent
 from qreward.errors import ConfigError
+from qreward.records import AttemptRecord
 
 STANDARD_INPUT = "-"
 LONGEST_LINE = 1 << 27
@@ -38,11 +40,26 @@ DIGEST = (1 << 60) - 1
 Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
 
-class InputLine(NamedTuple):
+class Line(msgspec.Struct, eq=False, gc=False):
+    """A line of an input: at first its text, then what is sent for it, or is given to a scorer."""
+
     place: str
-    digest: int
-    content: bytes
-    fault: str = ""
+    key: int  # the hash of its text; a line that equals an earlier line gets another key
+    content: Any  # its text, then its request or item
+    fault: str = ""  # why it has no text
+    row_identifier: str = ""  # a longer hash
+    name: str | None = None  # its identifier in the input
+    reserved: Spent = NOTHING  # the maximum cost of all its attempts
+    started: bool = False
+    attempts: tuple[AttemptRecord, ...] = ()  # the failed attempts in provider batches
+
+    @property
+    def identifier(self) -> str:
+        return self.row_identifier or f"qreward-{self.key:015x}"
+
+    @property
+    def custom_id(self) -> str:
+        return self.identifier if self.name is None else self.name
 
     def fields(self) -> dict[str, Any]:
         """Return the line as a mapping. If the line is not a JSON object, raise ``ValueError`` with the reason."""
@@ -79,11 +96,11 @@ class Input:
         else:
             raise ConfigError(f"the input must be paths or an iterable of mappings, not a {type(source).__name__}")
 
-    def lines(self) -> Iterator[InputLine]:
+    def lines(self) -> Iterator[Line]:
         for chunk in self.chunks():
             yield from chunk
 
-    def chunks(self) -> Iterator[list[InputLine]]:
+    def chunks(self) -> Iterator[list[Line]]:
         """Yield the lines in lists of consecutive lines that are read together. Raises ``ConfigError`` as ``lines`` does."""
         if self._rows is not None:
             yield from _in_chunks(_rows_of("item", self._rows))
@@ -145,7 +162,7 @@ def _opened(name: str) -> AbstractContextManager[Any]:
     return gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb")
 
 
-def _text_chunks(name: str, read: Callable[[Any], bytes]) -> Iterator[list[InputLine]]:
+def _text_chunks(name: str, read: Callable[[Any], bytes]) -> Iterator[list[Line]]:
     label = "standard input" if name == STANDARD_INPUT else name
     number, rest = 0, b""
     try:
@@ -167,7 +184,7 @@ def _text_chunks(name: str, read: Callable[[Any], bytes]) -> Iterator[list[Input
         raise ConfigError(f"{label} cannot be read after line {number}: {error}") from None
 
 
-def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
+def _lines(label: str, number: int, data: bytes) -> list[Line]:
     """Return the lines of ``data`` except blank ones. ``number`` is the number of lines of the file before ``data``."""
     if not number:
         data = data.removeprefix(codecs.BOM_UTF8)
@@ -175,13 +192,13 @@ def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
             how = "each line must be one object, as jq -c . writes objects and jq -c '.[]' the objects of an array"
             raise ConfigError(f"{label} holds JSON over several lines, or an array; {how}")
     contents = enumerate(map(bytes.strip, data.split(NEWLINE)), number + 1)
-    return [InputLine(f"{label}:{place}", digest_of(content), content) for place, content in contents if content]
+    return [Line(f"{label}:{place}", digest_of(content), content) for place, content in contents if content]
 
 
 _OTHER_JSON = re.compile(rb"\s*([{\[][ \t\r]*\n|\[\s*\{)")
 
 
-def _in_chunks(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
+def _in_chunks(lines: Iterator[Line]) -> Iterator[list[Line]]:
     while chunk := list(islice(lines, ROWS)):
         yield chunk
 
@@ -189,7 +206,7 @@ def _in_chunks(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
 # tables
 
 
-def _rows_of(label: str, rows: Iterable[Any], first: int = 1) -> Iterator[InputLine]:
+def _rows_of(label: str, rows: Iterable[Any], first: int = 1) -> Iterator[Line]:
     for number, row in enumerate(rows, first):
         place = f"{label}:{number}"
         if not isinstance(row, Mapping):
@@ -199,7 +216,7 @@ def _rows_of(label: str, rows: Iterable[Any], first: int = 1) -> Iterator[InputL
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             yield _bad_row(place, (), f"it cannot be written as JSON: {error}")
         else:
-            yield InputLine(place, digest_of(content), content)
+            yield Line(place, digest_of(content), content)
 
 
 def _text(name: Any, value: Any) -> Any:
@@ -212,11 +229,11 @@ def _text(name: Any, value: Any) -> Any:
         raise ValueError(f"{name!r} holds bytes that are no UTF-8 text; write them as a string, such as base64") from None
 
 
-def _bad_row(place: str, row: Sequence[str], fault: str) -> InputLine:
-    return InputLine(place, digest_of(f"{fault} {row!r}".encode(errors="backslashreplace")), b"", fault)
+def _bad_row(place: str, row: Sequence[str], fault: str) -> Line:
+    return Line(place, digest_of(f"{fault} {row!r}".encode(errors="backslashreplace")), b"", fault)
 
 
-def _csv(name: str) -> Iterator[InputLine]:
+def _csv(name: str) -> Iterator[Line]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # the default, 128 KB, is less than a long prompt
     delimiter = "\t" if _suffixes(name)[0] == ".tsv" else ","
     number = 0
@@ -232,12 +249,12 @@ def _csv(name: str) -> Iterator[InputLine]:
                     yield _bad_row(f"{name}:{number}", row, f"it has {len(row)} columns, and the first line has {len(columns)}")
                     continue
                 content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
-                yield InputLine(f"{name}:{number}", digest_of(content), content)
+                yield Line(f"{name}:{number}", digest_of(content), content)
     except (*UNREADABLE, csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read after line {number}: {error}") from None
 
 
-def _parquet(name: str) -> Iterator[InputLine]:
+def _parquet(name: str) -> Iterator[Line]:
     parquet = needed("pyarrow.parquet", name)
     arrow: type[Exception] = needed("pyarrow", name).ArrowException
     number = 1
@@ -261,7 +278,7 @@ def needed(module: str, name: str) -> Any:
 
 
 _TEXT = (".jsonl", ".ndjson", ".json", ".txt", "")
-_TABLES: Mapping[str, Callable[[str], Iterator[InputLine]]] = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
+_TABLES: Mapping[str, Callable[[str], Iterator[Line]]] = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
 
 
 def _suffixes(name: str) -> tuple[str, bool]:
@@ -270,7 +287,7 @@ def _suffixes(name: str) -> tuple[str, bool]:
     return (path.with_suffix("") if is_packed else path).suffix.lower(), is_packed
 
 
-def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
+def _reader(name: str) -> Callable[[str], Iterator[Line]] | None:
     """Return the function that reads the rows of a table; None for a file of JSON lines. Raises ``ConfigError``."""
     if name == STANDARD_INPUT:
         return None

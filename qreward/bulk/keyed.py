@@ -13,10 +13,10 @@ import msgspec
 
 from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import Spent
-from qreward.bulk.inputs import DIGEST, InputLine
+from qreward.bulk.inputs import DIGEST, Line
 from qreward.bulk.journal import DONE, FAILED, STARTED, Journal, JournalInUse, Record, check_header, decode, read_header, read_records
 from qreward.bulk.outputs import OutputFile, failure_line
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.requests import BulkSettings, RequestReader
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
 from qreward.results import Result, Usage
@@ -40,12 +40,12 @@ def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
     return settings
 
 
-def keyed_line(row: Mapping[str, Any]) -> tuple[Entry, InputLine]:
+def keyed_line(row: Mapping[str, Any]) -> Line:
     """Return a row as a line that is identified by the row's content. Neither the order of columns nor columns with null count."""
     content = msgspec.json.encode(_without_nulls(row), order="deterministic")
     found = blake2b(content, digest_size=16).digest()
-    entry = Entry(int.from_bytes(found[:8]) & DIGEST, identifier=f"qreward-{found.hex()}")
-    return entry, InputLine(f"row {entry.identifier}", entry.key, content)
+    identifier = f"qreward-{found.hex()}"
+    return Line(f"row {identifier}", int.from_bytes(found[:8]) & DIGEST, content, row_identifier=identifier)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -64,14 +64,12 @@ class JournalFolder:
         self._ends: dict[int, int] = {}  # part -> offset up to which its journal was read
         self._answers: dict[int, int] = {}  # key -> part, offset and success, packed into one number
         self._started: set[int] = set()  # keys of rows that were sent and have no result in the same journal
-        self._skips_failed = retry_failed
         self.sent = self.sent_again = 0
-        self.refresh()
-        self._skips_failed = False
+        self.refresh(skips_failed=retry_failed)
 
     # reading
 
-    def refresh(self) -> None:
+    def refresh(self, *, skips_failed: bool = False) -> None:
         """Read the records that were written since the last call. Raises ``ConfigError`` and ``OSError``."""
         for path in sorted(self.path.glob("part-*.jsonl.journal")):
             number = path.name[5:].partition(".")[0]
@@ -89,7 +87,7 @@ class JournalFolder:
                 kind, key = record.kind, record.key
                 if kind != STARTED:
                     self._started.discard(key)
-                    if kind == DONE or (kind == FAILED and not self._skips_failed):
+                    if kind == DONE or (kind == FAILED and not skips_failed):
                         self.put(key, part, place, ok=record.ok)
                     continue
                 self.sent += 1
@@ -105,7 +103,7 @@ class JournalFolder:
         if had is None or not had & 1:
             self._answers[key] = part << 48 | place << 1 | ok
 
-    def find(self, row: Entry) -> Record | None:
+    def find(self, row: Line) -> Record | None:
         found = self._answers.get(row.key)
         if found is None:
             return None
@@ -184,38 +182,38 @@ class KeyedRun(LineRun):
     def _result(self, row: Mapping[str, Any]) -> asyncio.Future[RowResult]:
         future: asyncio.Future[RowResult] = asyncio.get_running_loop().create_future()
         try:
-            entry, line = keyed_line(row)
+            line = keyed_line(row)
         except (TypeError, ValueError) as error:
             wrong = BadRequest(f"the row cannot be written as JSON: {error}")
             future.set_result(RowResult(False, failure_line("", "qreward-none", wrong)))
             return future
-        if (waiting := self._waiting.get(entry.key)) is not None:
+        if (waiting := self._waiting.get(line.key)) is not None:
             return waiting
-        if (found := self._folder.find(entry)) is not None:
+        if (found := self._folder.find(line)) is not None:
             future.set_result(RowResult(found.ok, found.content))
             return future
-        self._waiting[entry.key] = future
+        self._waiting[line.key] = future
         if self._error is not None:
-            self._fail_waiting(self._error, (entry.key,))
+            self._fail_waiting(self._error, (line.key,))
             return future
         try:
-            self._reader.read(line, entry)
-            model = None if self._scorer is not None else entry.content.model
+            self._reader.read(line)
+            model = None if self._scorer is not None else line.content.model
             kind = None if model is None else self._kind_of(self.runtime.fleet.pool(model), model)
         except QRewardError as error:
-            self.refuse(entry, error)
+            self.refuse(line, error)
             return future
         batch = self._batch_of(kind)
         if batch.queue.given_up:
-            self.left(batch, entry)
+            self.left(batch, line)
         else:
-            batch.queue.put_nowait(entry)  # any number: the caller waits for the results
+            batch.queue.put_nowait(line)  # any number: the caller waits for the results
         return future
 
-    def _record(self, entry: Entry, text: bytes, result: Result[Any], spent: Spent) -> int:
-        future = self._waiting.pop(entry.key, None)  # first, because recording may stop the run, which fails all waiting rows
-        place = super()._record(entry, text, result, spent)
-        self._folder.put(entry.key, self._part, place, ok=result.ok)
+    def _record(self, line: Line, text: bytes, result: Result[Any], spent: Spent) -> int:
+        future = self._waiting.pop(line.key, None)  # first, because recording may stop the run, which fails all waiting rows
+        place = super()._record(line, text, result, spent)
+        self._folder.put(line.key, self._part, place, ok=result.ok)
         if future is not None and not future.done():
             usage = result.usage if self._scorer is None or not result.ok else result.value.usage
             future.set_result(RowResult(result.ok, text, usage=usage))
@@ -231,9 +229,9 @@ class KeyedRun(LineRun):
         self._fail_waiting(self._error, tuple(self._waiting))
         super().stop(reason)
 
-    def left(self, batch: Any, entry: Entry) -> None:
-        if entry.key in self._waiting:  # otherwise the run has stopped
-            self._fail_waiting(QRewardError(batch.queue.given_up), (entry.key,))
+    def left(self, batch: Any, line: Line) -> None:
+        if line.key in self._waiting:  # otherwise the run has stopped
+            self._fail_waiting(QRewardError(batch.queue.given_up), (line.key,))
 
     def _fail_waiting(self, error: QRewardError, keys: Iterable[int]) -> None:
         for key in keys:

@@ -19,9 +19,9 @@ import msgspec
 from qreward.bulk import provider
 from qreward.bulk.batches import LineQueue, LineRun
 from qreward.bulk.budget import NOTHING, Spent, spent_by
+from qreward.bulk.inputs import Line
 from qreward.bulk.journal import CONTINUE, Journal
 from qreward.bulk.provider import BatchApi, BatchObject, CallFailed, HeldBatch, ResultLine
-from qreward.bulk.requests import Entry
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError
 from qreward.records import AttemptRecord
@@ -43,7 +43,7 @@ TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}  
 INPUT_BITS = 0xFFFF
 
 T = TypeVar("T")
-Again = list[tuple[Entry, Failure]]  # lines that must be sent again, each with the failure that is the reason
+Again = list[tuple[Line, Failure]]  # lines that must be sent again, each with the failure that is the reason
 
 
 class Batch:
@@ -55,7 +55,7 @@ class Batch:
         self.id: str | None = None  # at the provider
         self.held: dict[int, Spent] = {}  # key -> maximum cost of the lines that an earlier run sent and this run has not read yet
         self.order: list[int] = []  # the keys in the file, if an earlier run wrote it
-        self.lines: dict[int, Entry] = {}
+        self.lines: dict[int, Line] = {}
         self.file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115 - closed with the batch
         self.size = self.inputs = 0
         self.spent = NOTHING
@@ -65,7 +65,7 @@ class Batch:
         """Return the seconds before the next poll or call, after a wait of ``seconds``."""
         return min(self.longest, seconds * provider.POLL_FACTOR)
 
-    def add(self, line: Entry, request: bytes, inputs: int) -> None:
+    def add(self, line: Line, request: bytes, inputs: int) -> None:
         """Add a line and write its request. Raises ``OSError`` if the disk is full.
 
         The line's content becomes one number, which takes little memory: offset and size (28 bits) of its request in the file, and its
@@ -77,12 +77,12 @@ class Batch:
         self.size += len(request)
         self.inputs += inputs
 
-    def request(self, line: Entry) -> bytes:
+    def request(self, line: Line) -> bytes:
         self.file.flush()
         place = line.content >> 16
         return os.pread(self.file.fileno(), place & (1 << 28) - 1, place >> 28)
 
-    def take_rest(self) -> list[Entry]:
+    def take_rest(self) -> list[Line]:
         rest = list(self.lines.values())
         self.lines = {}
         return rest
@@ -108,17 +108,13 @@ class ProviderBatches:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
         return sum(len(batch.held) + len(batch.lines) for batch in self._open.values()), len(self._open)
 
-    def reserved(self, key: int) -> Spent | None:
-        """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
-        holder = self._holder(key)
-        return None if holder is None else holder.held[key]
-
     @property
     def has_unread(self) -> bool:
         """True if a batch of an earlier run has lines that were not read from the input yet. Such a batch is followed after that."""
         return any(batch.held for batch in self._open.values())
 
-    def _holder(self, key: int) -> Batch | None:
+    def holder(self, key: int) -> Batch | None:
+        """Return the batch of an earlier run that has a line; None if there is none."""
         return next((batch for batch in self._open.values() if key in batch.held), None)
 
     def _continue_held(self, number: int, held: HeldBatch) -> None:
@@ -173,11 +169,11 @@ class ProviderBatches:
     # collecting
 
     async def _collect(self) -> None:
-        async for entry in self.queue:
+        async for line in self.queue:
             try:
-                self._add_line(entry)
+                self._add_line(line)
             except QRewardError as error:
-                self._bulk.finish(None, entry, Result(0, None, error, None, 0.0, 0.0))
+                self._bulk.finish(None, line, Result(0, None, error, None, 0.0, 0.0))
             except OSError as error:
                 self._stop_for(error)
             if self._slots.locked():
@@ -189,30 +185,30 @@ class ProviderBatches:
             if batch.held:  # these lines were removed from the input, or this run does not read them
                 self._group.create_task(self._carry_out(batch))
 
-    def _add_line(self, entry: Entry) -> None:
+    def _add_line(self, line: Line) -> None:
         """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
-        call, holder = entry.content, self._holder(entry.key)
+        call, holder = line.content, self.holder(line.key)
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         endpoints = self._bulk.runtime.fleet.batch_endpoints(call.model) if holder is None else [holder.api.endpoint]
         if not endpoints:
             raise ConfigError(f"model {call.model!r} has no endpoint of kind 'openai_batch' any more")
         endpoint = endpoints[self._turns[url, call.model] % len(endpoints)]  # they take turns, file by file
-        request = provider.request_line(entry.key, url, call.codec.encode(call, endpoint.model_names.get(call.model, call.model)))
+        request = provider.request_line(line.key, url, call.codec.encode(call, endpoint.model_names.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
             raise BadRequest(
                 f"it has {len(request)} bytes and {inputs} inputs; a provider batch takes {provider.FILE_BYTES} and {provider.INPUTS}, "
                 "split it"
             )
-        entry.started = True
+        line.started = True
         if holder is None:
-            self._put(endpoint, url, call.model, entry, request, inputs)
+            self._put(endpoint, url, call.model, line, request, inputs)
             return
-        holder.add(entry, request, inputs)
-        del holder.held[entry.key]
+        holder.add(line, request, inputs)
+        del holder.held[line.key]
         if not holder.held:
             self._group.create_task(self._carry_out(holder))
 
-    def _put(self, endpoint: Endpoint, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
+    def _put(self, endpoint: Endpoint, url: str, model: str, line: Line, request: bytes, inputs: int) -> None:
         key = (endpoint.name, url, model)
         batch = self._collecting.get(key)
         if batch is not None and (batch.size + len(request) > provider.FILE_BYTES or batch.inputs + inputs > provider.INPUTS):
@@ -341,7 +337,7 @@ class ProviderBatches:
         again += [(line, nothing) for line in batch.take_rest()]
         await self._send_rest(batch, [line for line, failure in again if self._fail(batch, line, failure, may_repeat=True)])
 
-    async def _send_rest(self, batch: Batch, lines: Iterable[Entry]) -> None:
+    async def _send_rest(self, batch: Batch, lines: Iterable[Line]) -> None:
         """End a batch, and put ``lines``, which are lines of the batch, into new files. The batch's results are already in the journal."""
         self._end(batch)
         for number, line in enumerate(lines, 1):
@@ -419,7 +415,7 @@ class ProviderBatches:
                     self._take_result(batch, line, found, again)
         return good
 
-    def _take_result(self, batch: Batch, line: Entry, found: ResultLine, again: Again) -> None:
+    def _take_result(self, batch: Batch, line: Line, found: ResultLine, again: Again) -> None:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
             name = batch.api.name
@@ -433,7 +429,7 @@ class ProviderBatches:
         else:
             self._fail(batch, line, outcome)
 
-    def _fail(self, batch: Batch, line: Entry, failure: Failure, *, may_repeat: bool = False) -> bool:
+    def _fail(self, batch: Batch, line: Line, failure: Failure, *, may_repeat: bool = False) -> bool:
         """Add a failed attempt to a line, and return whether it is to be sent again, which the budget may not allow: then the run stops.
 
         The attempt costs its maximum if the provider may have processed it.
@@ -456,7 +452,7 @@ class ProviderBatches:
         return True
 
 
-def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
+def _outcome(batch: Batch, line: Line, found: ResultLine) -> Answer | Failure:
     """Interpret a result like a response that was received from the endpoint directly."""
     call, response = provider.partial_request(batch.url, batch.api.model, line.content & INPUT_BITS), found.response
     connection = batch.api.connection

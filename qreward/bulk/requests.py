@@ -9,15 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from qreward.bulk.budget import COPIES, LIMITS, NOTHING
-from qreward.bulk.inputs import InputLine
+from qreward.bulk.budget import COPIES, LIMITS
+from qreward.bulk.inputs import Line
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge.prompts import Prompt, check_columns, column_value
 from qreward.options import check_params
-from qreward.records import AttemptRecord
 from qreward.settings.base import Policy, Seconds, default
 from qreward.settings.policies import Level, Priority
 from qreward.spelling import did_you_mean
@@ -100,27 +99,6 @@ class BulkSettings(Policy):
         return {"input": list(names), "scorer": scorer, **{name: value for name, value in shared.items() if value}}
 
 
-class Entry:
-    """A line that is to be sent or was sent. ``content`` is its request or item, ``reserved`` the maximum cost of all its attempts."""
-
-    __slots__ = ("_identifier", "attempts", "content", "key", "name", "place", "reserved", "started")
-
-    def __init__(self, key: int, place: str = "", identifier: str = "") -> None:
-        self.key, self.place, self._identifier = key, place, identifier
-        self.name: str | None = None  # its identifier in the input
-        self.reserved, self.started = NOTHING, False
-        self.content: Any = None
-        self.attempts: tuple[AttemptRecord, ...] = ()  # the failed attempts in provider batches
-
-    @property
-    def identifier(self) -> str:
-        return self._identifier or f"qreward-{self.key:015x}"
-
-    @property
-    def custom_id(self) -> str:
-        return self.identifier if self.name is None else self.name
-
-
 def _number(text: str) -> int | float | str:
     """Return the number in a text, such as 3 for ``3.0``; the text if it is no number."""
     for kind in (int, float):  # a float would lose digits of a large seed
@@ -143,13 +121,13 @@ class RequestReader:
         if self._template is not None and not self._template.names:
             raise ConfigError("the template names no column; write {column} where its value goes")
 
-    def read(self, line: InputLine, entry: Entry) -> None:
-        """Put the identifier and the request or item of a line into its entry. Raises ``BadRequest``, which begins with the place."""
+    def read(self, line: Line) -> None:
+        """Find the identifier of a line, and replace its text with its request or item. Raises ``BadRequest`` with the place."""
         try:
             fields = line.fields()
             found = [(dict.get if self._is_scored else dict.pop)(fields, name, None) for name in IDS]
-            entry.name = next((str(value) for value in found if value is not None), None)
-            entry.content = self._item(fields) if self._is_scored else self._request(fields)
+            line.name = next((str(value) for value in found if value is not None), None)
+            line.content = self._item(fields) if self._is_scored else self._request(fields)
         except (ValueError, BadRequest, ConfigError) as error:
             raise BadRequest(f"{line.place}: {error}") from None
 

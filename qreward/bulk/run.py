@@ -11,12 +11,12 @@ from typing import Any
 
 from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import NOTHING, Spent, highest, upper_bound
-from qreward.bulk.inputs import Input, InputLine, Inputs
+from qreward.bulk.inputs import Input, Inputs, Line
 from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import BulkReport, DryRun, ModelPlan, OutputFile
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.requests import BulkSettings, RequestReader
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import AnyScorer, described, unblocked
@@ -69,8 +69,8 @@ class BulkRun(LineRun):
                 self._reading.cancel()
             super().stop(reason)
 
-    def give_up(self, batch: Any, entry: Entry, reason: str) -> None:
-        super().give_up(batch, entry, reason)
+    def give_up(self, batch: Any, line: Line, reason: str) -> None:
+        super().give_up(batch, line, reason)
         if self._reading_on is None and not self.is_stopping:
             self._reading_on = asyncio.get_running_loop().call_later(READ_ON, self._stop_if_all_given_up)
 
@@ -96,14 +96,14 @@ class BulkRun(LineRun):
                 first = self._read
                 for ordinal in self._settings.in_shard(range(first, first + len(chunk))):
                     line = chunk[ordinal - first]
-                    key, is_done = self._journal.take(line.digest)
+                    line.key, is_done = self._journal.take(line.key)
                     if is_done:
                         self._resumed += 1
                         continue
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
-                    await self._take_line(line, Entry(key, line.place))
+                    await self._take_line(line)
                 self._read = first + len(chunk)
             self._journal.drop_unread()
             self.has_read_all = True
@@ -111,36 +111,36 @@ class BulkRun(LineRun):
             for batch in self._batches.values():
                 batch.queue.put_nowait(None)
 
-    async def _take_line(self, line: InputLine, entry: Entry) -> None:
+    async def _take_line(self, line: Line) -> None:
         """Give a line to its batch, as soon as the budget and the queues have room."""
         kind: Any = None
         reserved: Spent | None = NOTHING
         try:
-            self._reader.read(line, entry)
+            self._reader.read(line)
             if self._scorer is None:
-                reserved = None if self._provider is None else self._provider.reserved(entry.key)
-                if reserved is not None:
-                    kind = ProviderBatches
+                holder = None if self._provider is None else self._provider.holder(line.key)
+                if holder is not None:
+                    kind, reserved = ProviderBatches, holder.held[line.key]
                 else:
-                    pool, names = _route(self.runtime, entry.content, self._settings)
-                    kind = ProviderBatches if pool is None else self._kind_of(pool, entry.content.model)
+                    pool, names = _route(self.runtime, line.content, self._settings)
+                    kind = ProviderBatches if pool is None else self._kind_of(pool, line.content.model)
                     if kind in self._batches and self._batches[kind].queue.given_up:
                         return
-                    reserved = await self._reserve(entry.content, names, 1 if pool is None else self.attempts)
+                    reserved = await self._reserve(line.content, names, 1 if pool is None else self.attempts)
         except QRewardError as error:
-            self.refuse(entry, error)
+            self.refuse(line, error)
             return
         if reserved is None:
             return
-        entry.reserved = reserved
+        line.reserved = reserved
         self._taken += 1
         batch = self._batch_of(kind)
         await self.room.acquire()
         if batch.queue.given_up:  # while there was no room
             self.room.release()
-            self.drop(batch, entry)
+            self.drop(batch, line)
         else:
-            batch.queue.put_nowait(entry)
+            batch.queue.put_nowait(line)
 
     @property
     def _provider(self) -> ProviderBatches | None:
@@ -326,9 +326,8 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, scor
             break
         found.lines += 1
         try:
-            entry = Entry(line.digest, line.place)
-            reader.read(line, entry)
-            call = entry.content
+            reader.read(line)
+            call = line.content
             if is_scored:
                 check_item(call)
                 found.items += 1

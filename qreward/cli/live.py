@@ -33,7 +33,7 @@ def ps(args: argparse.Namespace) -> int:
     if args.json:
         print(view.as_json(found))
     else:
-        print("\n".join(view.plain([view.listed(found)])) if found else view.NONE)
+        print("\n".join(view.plain(view.listed(found))))
     return 0
 
 
@@ -54,7 +54,7 @@ def top(args: argparse.Namespace) -> int:
     try:
         while True:
             found = list(processes(folder))
-            lines = [view.as_json(found)] if args.json else list(view.plain(view.blocks(found), styled=terminal))
+            lines = [view.as_json(found)] if args.json else list(view.plain(view.lines(found), styled=terminal))
             if redraws:
                 height = max(1, shutil.get_terminal_size().lines - 1)
                 sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in lines[:height]) + "\x1b[J")

@@ -76,10 +76,6 @@ class Channel:
         self._thread.start()
         atexit.register(self.close)
 
-    def detach_after_fork(self) -> None:
-        """Close the child's copy of the socket. The socket stays open in the parent."""
-        self._server.socket.close()
-
     def add(self, runtime: Runtime) -> None:
         """Show a client until it is closed or dropped."""
         with self._lock:
@@ -256,7 +252,7 @@ def _after_fork(_: object) -> object:
     global _channel, _opening
     inherited, _channel, _opening = (_channel, _opening), None, threading.Lock()
     if inherited[0] is not None:
-        inherited[0].detach_after_fork()
+        inherited[0]._server.socket.close()  # the socket stays open in the parent
     return inherited
 
 
@@ -296,8 +292,8 @@ class LiveView:
         if runtime is None or runtime.closed:  # the cell keeps its last state
             self.close()
         elif self._cell is not None:
-            blocks = list(processes.blocks([Process(document["pid"], "running", document)]))
-            self._cell.show(processes.html(blocks), "\n".join(processes.plain(blocks)))
+            lines = list(processes.lines([Process(document["pid"], "running", document)]))
+            self._cell.show(processes.html(lines), "\n".join(processes.plain(lines)))
 
     def close(self) -> None:
         """Stop updating the output. The client is still shown in ``qreward top``."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.errors import ConfigError
-from qreward.render import frame, number, seconds, table, text_table
+from qreward.render import frame, number, seconds, text_table
 
 VERSION = 1
 """Version of the documents. A document of another version is not shown."""
@@ -105,20 +105,15 @@ def request(path: Path, method: str, route: str, body: object = None, *, patienc
     return answer
 
 
-# what is shown: blocks of text and tables, which become lines or HTML
+# what is shown: lines, each with its style, which become text or HTML
+
+Line = tuple[str, str]
+"""A text, and its style: ``bold``, ``red`` or ``""``."""
 
 
 def as_json(found: Iterable[Process]) -> str:
     """Return what ``--json`` prints: the number, the state and the document of each process."""
     return msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode()
-
-
-class Block(NamedTuple):
-    """A line, or a table if it has rows. ``style`` is ``bold``, ``red`` or ``""``."""
-
-    text: str = ""
-    style: str = ""
-    rows: Sequence[Mapping[str, str]] = ()
 
 
 def _since(at: float) -> str:
@@ -128,63 +123,64 @@ def _since(at: float) -> str:
     return f"{passed / size:.0f} {unit}"
 
 
-def _state(process: Process) -> str:
-    if process.state != "running":
-        return f"{process.state}, last seen {_since(process.document['at'])} ago" if process.document else process.state
-    late = max((each["seconds"] for each in process.document["blocked"]), default=0.0)
-    return f"event loop blocked for {seconds(late)}" if late else "running"
-
-
 def _head(process: Process) -> dict[str, str]:
-    document = process.document
+    document, state = process.document, process.state
+    if state == "running" and document["blocked"]:
+        state = f"event loop blocked for {seconds(max(each['seconds'] for each in document['blocked']))}"
+    elif state != "running" and document:
+        state = f"{state}, last seen {_since(document['at'])} ago"
     totals = [client["totals"] for client in document.get("clients", {}).values()]
     columns = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered", "/s": "answers_per_second"}
     counts = {words: number(sum(each[name] for each in totals)) for words, name in columns.items()}
     return {
         "pid": str(process.pid),
         "program": document.get("program", "?"),
-        "state": _state(process),
+        "state": state,
         "age": _since(document["started"]) if document else "",
         **counts,
     }
 
 
-def listed(processes: Iterable[Process]) -> Block:
-    """Return the table of ``qreward ps``."""
-    return Block(rows=[_head(each) for each in processes])
+def listed(processes: Sequence[Process]) -> Iterator[Line]:
+    """Yield what ``qreward ps`` shows: a table."""
+    return _table([_head(each) for each in processes]) if processes else iter([(NONE, "")])
 
 
-def blocks(processes: Sequence[Process]) -> Iterator[Block]:
+def _table(rows: Sequence[Mapping[str, str]]) -> Iterator[Line]:
+    return ((f"  {line}", "") for line in text_table(rows, WORDS))
+
+
+def lines(processes: Sequence[Process]) -> Iterator[Line]:
     """Yield what ``qreward top`` shows."""
     if not processes:
-        yield Block(NONE)
+        yield NONE, ""
     for process in processes:
         document = process.document
         head = _head(process)
         words = [f"{head['pid']} {head['program']}", head["state"], f"{head['waiting']} wait"]
         words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s"]
-        yield Block("  ".join(words), "bold" if process.state == "running" else "red")
+        yield "  ".join(words), "bold" if process.state == "running" else "red"
         for each in document.get("blocked", []):
-            yield from (Block(f"    {place}", "red") for place in each["stack"])
+            yield from ((f"    {place}", "red") for place in each["stack"])
         for client in document.get("clients", {}).values():
             yield from _client(client)
         for change in document.get("changes", [])[-MOST_CHANGES:]:
             why = f" ({change['reason']})" if change["reason"] else ""
-            yield Block(f"  {_since(change['at'])} ago: {change['action']}{why}: {'; '.join(change['effects'])}")
+            yield f"  {_since(change['at'])} ago: {change['action']}{why}: {'; '.join(change['effects'])}", ""
 
 
-def _client(client: Mapping[str, Any]) -> Iterator[Block]:
-    yield from (Block(f"  {why}", "red") for why in client["why"])
+def _client(client: Mapping[str, Any]) -> Iterator[Line]:
+    yield from ((f"  {why}", "red") for why in client["why"])
     for model in client["models"]:
         if model["eta"] is not None and model["waiting"]:
             least, most = model["eta"]
-            yield Block(f"  {model['route']}: {number(model['waiting'])} wait, about {seconds(least)} to {seconds(most)}")
+            yield f"  {model['route']}: {number(model['waiting'])} wait, about {seconds(least)} to {seconds(most)}", ""
     for batch in client["batches"]:
         of = "" if batch["total"] is None else f" of {number(batch['total'])}"
         failed = f", {number(batch['failed'])} failed" if batch["failed"] else ""
-        yield Block(f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}")
+        yield f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}", ""
     if endpoints := sorted(client["endpoints"], key=itemgetter("name")):
-        yield Block(rows=[{name: cell(each) for name, cell in COLUMNS.items()} for each in endpoints])
+        yield from _table([{name: cell(each) for name, cell in COLUMNS.items()} for each in endpoints])
 
 
 def _state_of(endpoint: Mapping[str, Any]) -> str:
@@ -218,31 +214,18 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-STYLES = {"bold": "1", "red": "31"}
+STYLES = {"bold": ("1", "font-weight:600"), "red": ("31", "color:#e5534b")}
+"""How a terminal and a browser show a style."""
 
 
-def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:
+def plain(shown: Iterable[Line], *, styled: bool = False) -> Iterator[str]:
     """Yield lines of text, without characters that a terminal would carry out, but for the styles."""
-    for block in shown:
-        if block.rows:
-            yield from (_printable(f"  {line}") for line in text_table(block.rows, WORDS))
-        else:
-            text = _printable(block.text)
-            yield f"\x1b[{STYLES[block.style]}m{text}\x1b[0m" if styled and block.style else text
+    for given, style in shown:
+        text = "".join(character if character.isprintable() else "?" for character in given)
+        yield f"\x1b[{STYLES[style][0]}m{text}\x1b[0m" if styled and style else text
 
 
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def html(shown: Iterable[Block]) -> str:
+def html(shown: Iterable[Line]) -> str:
     """Return HTML, in which all texts are escaped."""
-    look = {"bold": "font-weight:600;margin-top:1em", "red": "color:#e5534b", "": ""}
-    return frame(
-        *(
-            table(block.rows, WORDS)
-            if block.rows
-            else f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>'
-            for block in shown
-        )
-    )
+    text = "\n".join(f'<span style="{STYLES[style][1]}">{escape(line)}</span>' if style else escape(line) for line, style in shown)
+    return frame(f'<pre style="margin:0;overflow-x:auto;white-space:pre">{text}</pre>')

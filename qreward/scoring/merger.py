@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.collector import ALL, OVER, WAITING, Collector, ItemState, KeyQueue, halves
+from qreward.batching.collector import ALL, OVER, WAITING, Collector, KeyQueue, halves
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import MergeLimits, may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
@@ -40,14 +40,13 @@ AHEAD = 4 * sizing.MOST
 class MergedItem(Task):
     """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
 
-    __slots__ = ("_since", "arrived", "key", "merger", "place", "request")
+    __slots__ = ("_since", "arrived", "key", "merger", "request")
     cost = 1
 
     def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int, *, batch: bool = False) -> None:
         super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
         self.hedge = options.hedge
         self.key: Class = options.level, batch
-        self.place: ItemState = OVER
         self.arrived = 0.0
         self.merger: RequestMerger | None = None
         self.request: MergedRequest | None = None
@@ -77,7 +76,7 @@ class MergedItem(Task):
         self.detach()
         if overdue_at is not None and request is not None:
             self.trail = [*(self.trail or ()), *unanswered(request, overdue_at)]
-        self.place, self.state = OVER, TaskState.DONE
+        self.state = OVER
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -108,7 +107,7 @@ class MergedRequest(Task):
         return filled
 
     def left(self) -> list[MergedItem]:
-        return [item for item in self.members if item.place is not OVER]
+        return [item for item in self.members if item.state is not OVER]
 
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
@@ -184,7 +183,6 @@ class RequestMerger(Waiter):
             now = engine.clock()
             for item in items:
                 item.born = item.arrived = now
-                item.state = TaskState.QUEUED
                 item.merger = self
                 if not batch and item.timeout is not None:
                     item.deadline = now + item.timeout
@@ -300,7 +298,13 @@ class RequestMerger(Waiter):
         with self.driver.engine.lock:
             self._unqueue(request)
             if isinstance(outcome, Answer) and source is not None:
-                self._learn(request, source, seconds)
+                if source in self._limits:
+                    self._limits[source].record_answer(self.driver.engine.clock(), len(request.members), seconds)
+                if (split := request.split) is not None:
+                    split.others_served = True
+                    split.open -= 1
+                    if not split.open and split.source in self._limits:
+                        self._limits[split.source].record_refusal(split.length)
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
@@ -313,7 +317,7 @@ class RequestMerger(Waiter):
                 for part in filter(None, parts):
                     self._send_again(part, tries, split)
             else:  # a request without items fails if no endpoint is left that could fill it; then all waiting items fail
-                items = request.left() if request.members else [item for item in self._live if item.place is WAITING]
+                items = request.left() if request.members else [item for item in self._live if item.state is WAITING]
                 self.end(items, lambda _: outcome if len(items) == 1 else cast("QRewardError", own_error(outcome)))
         self._continue_soon()
         self._rest_if_idle()
@@ -378,7 +382,6 @@ class RequestMerger(Waiter):
                         item.deadline = deadline(now, source, self.pool, item.timeout, opened_at)
                         self._collector.add_deadline(item, item.deadline)
             item.attach(request)
-            item.state = TaskState.SENT
         return taken
 
     def _cut(self, items: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
@@ -387,7 +390,6 @@ class RequestMerger(Waiter):
         if fits < len(items):
             for item in items[fits:]:
                 item.detach()
-                item.state = TaskState.QUEUED
             self._collector.put_back(items[fits:])
         return items[:fits]
 
@@ -404,20 +406,11 @@ class RequestMerger(Waiter):
 
     # the outcome of a merged request
 
-    def _learn(self, request: MergedRequest, source: Source, seconds: float) -> None:
-        if source in self._limits:
-            self._limits[source].record_answer(self.driver.engine.clock(), len(request.members), seconds)
-        if (split := request.split) is not None:
-            split.others_served = True
-            split.open -= 1
-            if not split.open and split.source in self._limits:
-                self._limits[split.source].record_refusal(split.length)
-
     def _share(self, request: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
         shares = self.spec.shares(answer.value, [item.payload for item in request.members])
         again: list[MergedItem] = []
         for item, share in zip(request.members, shares, strict=True):
-            if item.place is OVER:
+            if item.state is OVER:
                 continue
             if isinstance(share, InvalidResponse):
                 item.detach()
@@ -450,18 +443,18 @@ class RequestMerger(Waiter):
 
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None, *, late: bool = False) -> None:
         """End items that wait or were sent. Withdraw merged requests whose items are then all over."""
-        items = [item for item in items if item.place is not OVER]
+        items = [item for item in items if item.state is not OVER]
         if not items:
             return
         engine = self.driver.engine
         with engine.lock:
             requests = {item.request: None for item in items if item.request is not None}
             for item in items:
-                if item.place is WAITING:
+                if item.state is WAITING:
                     self._collector.remove(item)
                 item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
-            empty: list[Task] = [request for request in requests if request.state is not TaskState.DONE and not request.left()]
+            empty: list[Task] = [request for request in requests if request.state is not OVER and not request.left()]
             errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:
@@ -634,4 +627,4 @@ class MergedBatchWaiter(BatchWaiter):
             merger.end([item for item in items if item.merger is merger], error_of)
 
     def _waiting(self) -> list[MergedItem]:
-        return [item for item in self._live if item.place is WAITING]
+        return [item for item in self._live if item.state is WAITING]

@@ -36,9 +36,9 @@ def test_the_table_of_options_is_that_of_the_parser() -> None:
 def test_the_lines_of_the_page_are_read_as_requests() -> None:
     batch, plain, output = blocks("json")
     reader = requests.RequestReader(requests.BulkSettings())
-    found = [requests.Entry(0) for _ in (batch + plain).splitlines()]
-    for entry, line in zip(found, (batch + plain).splitlines(), strict=True):
-        reader.read(inputs.InputLine("page:1", 0, line.encode()), entry)
+    found = [inputs.Line("page:1", 0, line.encode()) for line in (batch + plain).splitlines()]
+    for line in found:
+        reader.read(line)
     assert [each.custom_id for each in found] == ["r1", "r2", "p1", "p2"]
     assert [each.content.codec.path for each in found] == ["/chat/completions", "/v1/score", "/chat/completions", "/chat/completions"]
     assert json.loads(output)["custom_id"] == "r1"

@@ -43,7 +43,7 @@ def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
 def test_items_that_are_put_back_keep_their_place() -> None:
     waiting = backlog(*(Item(number, level=number % 2) for number in range(9)))
     first, second = waiting.take(3), waiting.take(3)
-    second[1].place = OVER  # answered in the meantime
+    second[1].state = OVER  # answered in the meantime
     waiting.put_back(first)
     waiting.put_back(second)
     assert waiting.waiting == 8
@@ -73,9 +73,9 @@ def test_items_past_their_deadline_are_reported_once() -> None:
     for item in late:
         waiting.remove(item)
     assert values(waiting.take(2)) == [3, 4]
-    items[2].place = OVER  # 3 was answered in time
+    items[2].state = OVER  # 3 was answered in time
     assert values(waiting.due(4.0)) == [4]
-    assert (items[0].place, items[3].place) == (OVER, TAKEN)
+    assert (items[0].state, items[3].state) == (OVER, TAKEN)
     assert waiting.due(4.0) == []
     assert waiting.next_deadline() == 5.0
     assert values(waiting.due(inf)) == [5]
@@ -91,7 +91,7 @@ def test_no_deadline_is_reported_late_however_many_were_met() -> None:
         waiting.put(Item(number, deadline=deadline))
         (item,) = waiting.take()
         if random.random() < 0.7:
-            item.place = OVER
+            item.state = OVER
         else:
             live.append(deadline)
     found = 0
@@ -105,7 +105,7 @@ def test_deadlines_that_were_met_are_forgotten() -> None:
     for number in range(20 * SWEEP):
         waiting.put(Item(number, deadline=1e9))
         for item in waiting.take():
-            item.place = OVER
+            item.state = OVER
     assert len(waiting._deadlines) <= 3 * SWEEP
 
 
@@ -146,7 +146,7 @@ def test_a_collector_does_what_an_obvious_model_does(operations: list[tuple[str,
         elif what == "take":
             taken = waiting.take(number, limit=other)
             assert taken == model.take(number, other)
-            assert all(item.place is TAKEN for item in taken)
+            assert all(item.state is TAKEN for item in taken)
             held.append(taken)
         elif what == "remove" and model.items:
             waiting.remove(model.items.pop(number % len(model.items)))
@@ -155,7 +155,7 @@ def test_a_collector_does_what_an_obvious_model_does(operations: list[tuple[str,
             waiting.put_back(back)
             model.items += back
         assert waiting.waiting == len(model.items) == len(waiting.items())
-        assert all(item.place is WAITING for item in model.items)
+        assert all(item.state is WAITING for item in model.items)
         assert sum(len(line.items) for line in waiting.queues()) == len(model.items)
         assert sum(line.cost for line in waiting.queues()) == sum(item.cost for item in model.items)
     assert waiting.take() == model.take(10**6, inf)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from batching_tools import Noted, start, turns
 
-from qreward.batching import BatchQueue, batch, ray_serve
+from qreward.batching import BatchQueue, batch, worker
 from qreward.errors import InvalidResponse
 
 REQUEST: ContextVar[Any] = ContextVar("request")
@@ -54,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "metrics": SimpleNamespace(Histogram=numbers, Gauge=numbers, Counter=numbers, seen=numbers.seen),
     }.items():
         monkeypatch.setitem(sys.modules, f"ray.serve.{name}", module)
-    ray_serve._metrics.cache_clear()
+    worker._metrics.cache_clear()
     return SimpleNamespace(context=context, exceptions=exceptions, seen=numbers.seen)
 
 

@@ -129,11 +129,11 @@ def test_an_exception_that_cannot_be_copied_is_not_shared() -> None:
 def test_counters_add_up_and_times_are_given_as_percentiles() -> None:
     tally = BatchCounters()
     for _ in range(20):
-        tally.count("rejected", 2)
-        tally.sent([1.0, 2.0, 3.0])
-        tally.ended(4.0, 1)
-    tally.sent([9.0])
-    tally.ended(8.0, 0)
+        tally.count(rejected=2)
+        tally.count(batches=1, items=3, waits=[1.0, 2.0, 3.0])
+        tally.count(failed=1, runs=[4.0])
+    tally.count(batches=1, items=1, waits=[9.0])
+    tally.count(runs=[8.0])
     stats = tally.snapshot(4, 2, 32)
     assert (stats.waiting, stats.in_flight, stats.limit) == (4, 2, 32)
     assert (stats.batches, stats.items, stats.mean_size, stats.rejected, stats.failed) == (21, 61, 61 / 21, 40, 20)

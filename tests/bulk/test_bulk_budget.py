@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from scale import seeds
 
 from qreward.bulk.budget import MEDIA_TOKENS, MESSAGE_TOKENS, NOTHING, SpendingLimit, Spent, highest, is_free, spent_by, upper_bound
-from qreward.bulk.inputs import InputLine
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.inputs import Line
+from qreward.bulk.requests import BulkSettings, RequestReader
 from qreward.bulk.run import BulkRun
 from qreward.errors import ConfigError
 from qreward.results import AttemptRecord, Usage
 
 
 def call_of(fields: dict[str, Any]) -> Any:
-    entry = Entry(0)
-    RequestReader(BulkSettings(model=MODEL)).read(InputLine("in:1", 0, json.dumps(fields).encode()), entry)
-    return entry.content
+    line = Line("in:1", 0, json.dumps(fields).encode())
+    RequestReader(BulkSettings(model=MODEL)).read(line)
+    return line.content
 
 
 def most(fields: dict[str, Any]) -> int:

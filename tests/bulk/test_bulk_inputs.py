@@ -66,8 +66,8 @@ def test_blank_lines_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_that_of_the_content_alone(tmp_path: Path) -> None:
-    one = [line.digest for line in Input(written(tmp_path / "a.jsonl", LINES)).lines()]
-    other = [line.digest for line in Input(written(tmp_path / "b.jsonl.gz", gzip.compress(b"\n" + LINES.replace(b"\n", b" \r\n")))).lines()]
+    one = [line.key for line in Input(written(tmp_path / "a.jsonl", LINES)).lines()]
+    other = [line.key for line in Input(written(tmp_path / "b.jsonl.gz", gzip.compress(b"\n" + LINES.replace(b"\n", b" \r\n")))).lines()]
     assert one == other
     assert len(set(one)) == 7
 
@@ -140,7 +140,7 @@ def test_a_row_with_other_columns_is_its_own_failure(tmp_path: Path) -> None:
     assert [line.fault for line in found] == [
         "", "it has 1 columns, and the first line has 2", "it has 3 columns, and the first line has 2", "",
     ]  # fmt: skip
-    assert len({line.digest for line in found}) == 4
+    assert len({line.key for line in found}) == 4
     with pytest.raises(ValueError, match="it has 1 columns"):
         found[1].fields()
 
@@ -228,7 +228,7 @@ def test_bytes_in_a_row_are_text_and_other_bytes_are_the_failure_of_their_row() 
 
 def test_rows_of_a_program_are_read_and_their_order_of_fields_does_not_matter() -> None:
     one, other = ({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1})
-    assert [line.digest for line in Input([one]).lines()] == [line.digest for line in Input(iter([other])).lines()]
+    assert [line.key for line in Input([one]).lines()] == [line.key for line in Input(iter([other])).lines()]
     assert places(iter([one, one])) == ["item:1", "item:2"]
     assert read([]) == []
     odd: Any = [one, 5]

@@ -121,10 +121,10 @@ async def test_the_output_has_each_row_once_though_two_processes_had_it_at_the_s
 async def test_a_result_of_another_row_with_the_same_key_is_never_taken(tmp_path: Path) -> None:
     async with worker(tmp_path, counting()) as run:
         await run.results(asked("a"))
-    row, _ = keyed_line(asked("a")[0])
+    row = keyed_line(asked("a")[0])
     found = opened(tmp_path)
     assert found.find(row) is not None
-    row._identifier = row.identifier[:-1] + "x"
+    row.row_identifier = row.identifier[:-1] + "x"
     assert found.find(row) is None
 
 
@@ -243,7 +243,7 @@ def test_the_attempts_of_a_failed_line_say_whether_a_server_can_have_processed_i
 def test_a_torn_end_and_reserved_space_are_read_over(tmp_path: Path) -> None:
     path = tmp_path / "part-00000.jsonl.journal"
     number, journal = opened(tmp_path).claim()
-    row, _ = keyed_line({"prompt": "a"})
+    row = keyed_line({"prompt": "a"})
     line = b'{"id":"%b","custom_id":"a"}' % row.identifier.encode()
     journal.start(row.key)
     journal.finish(row.key, line, ok=True)
@@ -288,11 +288,11 @@ def test_a_row_is_known_by_its_values_whatever_the_order_of_its_columns() -> Non
         {"body": {"a": 1}, "id": 1},
         {"id": 1, "body": {"a": 1}, "note": None},
     ]
-    assert len({keyed_line(row)[0].identifier for row in same}) == 1
+    assert len({keyed_line(row).identifier for row in same}) == 1
     others: list[dict[str, Any]] = [{"id": 1}, {"id": "1"}, {"id": 2}, {"id": 1, "body": {}}, {"id": 1, "body": {"a": [1]}}]
-    assert len({keyed_line(row)[0].identifier for row in [*others, same[0]]}) == 6
-    entry, line = keyed_line({"prompt": "a", "model": None})
-    assert (line.fields(), entry.custom_id) == ({"prompt": "a"}, entry.identifier)
+    assert len({keyed_line(row).identifier for row in [*others, same[0]]}) == 6
+    line = keyed_line({"prompt": "a", "model": None})
+    assert (line.fields(), line.custom_id) == ({"prompt": "a"}, line.identifier)
 
 
 def test_a_success_counts_and_not_a_failure_of_the_same_row_in_another_journal(tmp_path: Path) -> None:

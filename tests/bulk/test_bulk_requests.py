@@ -8,30 +8,29 @@ from typing import Any
 
 import pytest
 
-from qreward.bulk.inputs import InputLine, digest_of
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.inputs import Line, digest_of
+from qreward.bulk.requests import BulkSettings, RequestReader
 from qreward.errors import BadRequest
 
 CHAT = [{"role": "user", "content": "hi"}]
 
 
-def line_of(fields: Any) -> InputLine:
+def line_of(fields: Any) -> Line:
     content = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return InputLine("in.jsonl:17", digest_of(content), content)
+    return Line("in.jsonl:17", digest_of(content), content)
 
 
 def invented(fields: Any) -> str:
-    return f"qreward-{line_of(fields).digest:015x}"
+    return f"qreward-{line_of(fields).key:015x}"
 
 
-def entry_of(reader: RequestReader, fields: Any) -> Entry:
+def entry_of(reader: RequestReader, fields: Any) -> Line:
     line = line_of(fields)
-    entry = Entry(line.digest, line.place, invented(fields))
-    reader.read(line, entry)
-    return entry
+    reader.read(line)
+    return line
 
 
-def request_of(fields: Any, **settings: Any) -> Entry:
+def request_of(fields: Any, **settings: Any) -> Line:
     return entry_of(RequestReader(BulkSettings(**settings)), fields)
 
 
@@ -117,10 +116,10 @@ def test_the_identifier_that_a_line_gets_is_that_of_no_other_line() -> None:
     reader, cut = RequestReader(BulkSettings(model="m")), b'{"custom_id": "2", "prompt": "cut'
     names = []
     for fields in ({"custom_id": 3}, cut, {"a": 1}, {"custom_id": "5"}, {"custom_id": "qreward-5"}, {"prompt": "hi"}):
-        entry = Entry(7, identifier=invented(fields))
+        line = line_of(fields)
         with suppress(BadRequest):
-            reader.read(line_of(fields), entry)
-        names.append(entry.custom_id)
+            reader.read(line)
+        names.append(line.custom_id)
     assert names == ["3", invented(cut), invented({"a": 1}), "5", "qreward-5", invented({"prompt": "hi"})]
 
 

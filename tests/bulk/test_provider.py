@@ -12,7 +12,7 @@ from bulk_fakes import MODEL
 
 from qreward.bulk import provider
 from qreward.bulk.budget import NOTHING, Spent
-from qreward.bulk.inputs import InputLine
+from qreward.bulk.inputs import Line
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import (
     END,
@@ -25,7 +25,7 @@ from qreward.bulk.provider import (
     read,
     url_of,
 )
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.requests import BulkSettings, RequestReader
 from qreward.codecs.base import Malformed
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
 
@@ -66,15 +66,15 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
     }
     for url, (body, inputs) in cases.items():
         row = {"url": url, "body": {"model": MODEL, **body}}
-        reader.read(InputLine("item:1", 0, json.dumps(row).encode()), entry := Entry(0))
-        call = entry.content
+        reader.read(line := Line("item:1", 0, json.dumps(row).encode()))
+        call = line.content
         assert (url_of(call), inputs_in(call)) == (url, inputs)
         again = partial_request(url, MODEL, inputs)
         assert again.codec is call.codec
         if call.codec is EMBEDDINGS:
             assert len(inputs_of(again)) == inputs
     row = {"url": "/v1/embeddings", "body": {"model": MODEL, "input": [1, 2, 3]}}
-    reader.read(InputLine("item:1", 0, json.dumps(row).encode()), tokens := Entry(0))
+    reader.read(tokens := Line("item:1", 0, json.dumps(row).encode()))
     assert inputs_in(tokens.content) == 1
 
 

@@ -33,11 +33,11 @@ from provider_tools import (
 from qreward import ConfigError, Endpoint, NoEndpoint, QRewardError
 from qreward.bulk import provider
 from qreward.bulk.budget import Spent
-from qreward.bulk.inputs import InputLine, digest_of
+from qreward.bulk.inputs import Line, digest_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchApi
 from qreward.bulk.provider_batches import IN_FLIGHT, Batch
-from qreward.bulk.requests import BulkSettings, Entry, RequestReader
+from qreward.bulk.requests import BulkSettings, RequestReader
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -581,11 +581,10 @@ def test_the_lines_that_are_at_a_provider_at_once_take_less_than_200_megabytes(t
     tracemalloc.start()
     for number in range(count):
         content = json.dumps(chat(number)).encode()
-        line = InputLine(f"/a/folder/with/requests.jsonl:{number}", digest_of(content), content)
-        entry = Entry(line.digest, line.place)
-        reader.read(line, entry)
-        entry.reserved = Spent(1000 + number, 0.1 * number)
-        batch.add(entry, content, 1)
+        line = Line(f"/a/folder/with/requests.jsonl:{number}", digest_of(content), content)
+        reader.read(line)
+        line.reserved = Spent(1000 + number, 0.1 * number)
+        batch.add(line, content, 1)
     taken = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()
     batch.file.close()

@@ -35,7 +35,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def shown(process: Process) -> str:
-    return "\n".join(view.plain(view.blocks([process])))
+    return "\n".join(view.plain(view.lines([process])))
 
 
 def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
@@ -55,24 +55,24 @@ def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
     assert "train.py:7 in main" in shown(Process(12, "running", blocked))
     assert "12 ?  no answer" in shown(Process(12, "no answer", {}))
     assert "died, last seen 0 s ago" in shown(Process(12, "died", document()))
-    assert view.NONE in "\n".join(view.plain(view.blocks([])))
+    assert view.NONE in "\n".join(view.plain(view.lines([])))
 
 
 def test_ps_has_one_line_for_each_process() -> None:
-    lines = list(view.plain([view.listed([Process(12, "running", document()), Process(7, "no answer", {})])]))
+    lines = list(view.plain(view.listed([Process(12, "running", document()), Process(7, "no answer", {})])))
     assert [line.split()[0] for line in lines] == ["pid", "12", "7"]
     assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40"]
 
 
 def test_a_terminal_shows_the_same_text_with_styles() -> None:
-    blocks = list(view.blocks([Process(12, "running", document())]))
-    styled = "\n".join(view.plain(blocks, styled=True))
+    shown = list(view.lines([Process(12, "running", document())]))
+    styled = "\n".join(view.plain(shown, styled=True))
     assert "\x1b[31m  5 items wait" in styled
-    assert re.sub(r"\x1b\[\d+m", "", styled) == "\n".join(view.plain(blocks)), "nothing of the text is carried out"
+    assert re.sub(r"\x1b\[\d+m", "", styled) == "\n".join(view.plain(shown)), "nothing of the text is carried out"
 
 
 def test_html_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:
-    html = view.html(view.blocks([Process(12, "running", document(program=EVIL))]))
+    html = view.html(view.lines([Process(12, "running", document(program=EVIL))]))
     assert "<script" not in html
     assert "&lt;script&gt;" in html
     assert not re.search(r"https?://|url\(|@import|src=", html)

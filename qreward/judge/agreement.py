@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Unpack
 from qreward.errors import ConfigError, InvalidResponse, RequestError
 from qreward.judge.aggregation import side_of
 from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate, to_unit
-from qreward.judge.codec import bounds
 from qreward.judge.judge import Judge
+from qreward.judge.parsing import bounds
 from qreward.judge.parsing.text import is_number
 from qreward.judge.types import Comparison, Scorer
 from qreward.options import JudgeBatchOptions

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qreward.engine import background
 from qreward.engine.instrumentation import LOG
-from qreward.judge.codec import ModelReply
+from qreward.judge.parsing import ModelReply
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""

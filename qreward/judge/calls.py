@@ -13,15 +13,16 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from pydantic import BaseModel, Field, create_model
 
-from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure, is_whole
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import ABORTED, LENGTH, Malformed, WireRequest, described, ending_of, is_failure, is_whole
+from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.codecs.decisions import DecisionCodec, DecisionInput, DecisionReply, valid_input
 from qreward.codecs.error_body import one_line
 from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
-from qreward.judge.codec import JUDGE, ModelReply, ScoreFunctionError, VerdictParser, encoded, fingerprint_of, log_unknown, parse_reply
 from qreward.judge.config import JudgeConfig, ResponseFormat
-from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
+from qreward.judge.parsing import ModelReply, ScoreFunctionError, ScoreVerdict, Unreadable, VerdictParser, YesNoVerdict
 from qreward.judge.parsing.forms import JSON
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, DecidedCriteria, Rubric
@@ -43,14 +44,74 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
 
 
+_ENCODER = msgspec.json.Encoder()
+_KEYS = msgspec.json.Encoder(enc_hook=repr)
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON, for use in a key. A lone surrogate is escaped, because UTF-8 cannot encode it."""
+    try:
+        return _KEYS.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
+
+
+class JudgeCodec(ChatCodec):
+    """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
+
+    failures = ABORTED  # the engine tries them again; a judge reads what else was cut off
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        for message in call.inputs:
+            for value in message.values():
+                if type(value) is not str:
+                    return super().encode(call, model)
+        try:
+            return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
+        except (TypeError, ValueError):  # lone surrogates in a text, or objects in the parameters
+            return super().encode(call, model)
+
+
+JUDGE = JudgeCodec()
+
+
+@lru_cache(maxsize=64)
+def log_unknown(ending: str) -> None:
+    """Log, once for each ``finish_reason``, that a judge does not read answers with it."""
+    LOG.warning("%s: a judge does not read such answers; if they are complete, set finish_reasons=[%r]", described(ending), ending[:40])
+
+
+def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
+    """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
+    (OpenAI) and ``metadata.weight_version`` (SGLang)."""
+    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    model, system_fingerprint = model if type(model) is str else None, system_fingerprint if type(system_fingerprint) is str else None
+    return repr((model, system_fingerprint, version if type(version) is str else None))
+
+
+def parse_reply(answer: ChatAnswer) -> ModelReply:
+    """Parse the body of an answer into a ``ModelReply``. A field with an unexpected type is not an error."""
+    document: Any = None
+    message: Any = None
+    try:
+        try:
+            document = msgspec.json.decode(answer.body)
+        except jsonio.REFUSED:
+            document = jsonio.read_object(answer.body)  # lenient, and slower
+        choices = document["choices"]
+        message = (choices[0] if len(choices) == 1 else first_of(choices, [choice.get("index") for choice in choices]))["message"]
+    except (Malformed, LookupError, TypeError, AttributeError):
+        message = None
+    document, message = document if isinstance(document, dict) else {}, message if isinstance(message, dict) else {}
+    fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    content = message.get("content")  # a refusal is a field of the message, or a part of its content
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    refusals = [joined(one) or "without a text" for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
+    return ModelReply(answer.text(), joined(reasoning), "\n".join(refusals), answer.finish_reason, fingerprint)
+
+
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
-
-
-def refuses_format(error: QRewardError, model: str) -> bool:
-    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
-        return False
-    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
-    return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class AnswerFormat:
@@ -129,8 +190,10 @@ class WrittenQuestion:
     def fall_back(self, form: str, error: QRewardError, reply: ModelReply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not is_whole(reply.ending)
-        empty = not said and form not in self.form.written
-        if not self.form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
+        is_rejected = isinstance(error, BadRequest) and error.status_code in (400, 422)
+        reason = str(error).partition(f" for model {self.model!r}: ")[2]  # the text before it has names that could match
+        is_refused = (not said and form not in self.form.written) or (is_rejected and _ABOUT_FORM.search(reason or str(error)))
+        if not self.form.is_auto or form == FORMATS[-1] or not is_refused:
             return False
         if self.form.name == form:  # otherwise another request has already changed it
             self.form.name = FORMATS[FORMATS.index(self.form.name) + 1]

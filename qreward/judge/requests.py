@@ -19,15 +19,15 @@ from qreward.judge.calls import (
     DecidedQuestion,
     JudgeCall,
     WrittenQuestion,
+    encoded,
     noted,
     parser_of,
     preference_question,
     question_of,
 )
-from qreward.judge.codec import VerdictParser, encoded
 from qreward.judge.config import JudgeConfig, is_of_preset
 from qreward.judge.loop import Invalid, ItemCalls
-from qreward.judge.parsing import PreferenceVerdict
+from qreward.judge.parsing import PreferenceVerdict, VerdictParser
 from qreward.judge.parsing.forms import shown_in
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item

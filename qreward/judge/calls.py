@@ -8,21 +8,20 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import ABORTED, LENGTH, Malformed, WireRequest, described, ending_of, is_failure, is_whole
 from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.codecs.decisions import DecisionCodec, DecisionInput, DecisionReply, valid_input
 from qreward.codecs.error_body import one_line
-from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
+from qreward.decisions import FoundAnswer, Option, Question, confidence_of, too_improbable
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.config import JudgeConfig, ResponseFormat
-from qreward.judge.parsing import ModelReply, ScoreFunctionError, ScoreVerdict, Unreadable, VerdictParser, YesNoVerdict
+from qreward.judge.parsing import ModelReply, ScoreFunctionError, Unreadable, VerdictParser
 from qreward.judge.parsing.forms import JSON
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, DecidedCriteria, Rubric
@@ -243,29 +242,6 @@ def _budget_in(params: Mapping[str, Any]) -> int:
     return max([0, *found, *(_budget_in(value) for value in params.values() if isinstance(value, Mapping))])
 
 
-def parser_of(criterion: Criterion) -> VerdictParser:
-    """Return the parser of written answers to a criterion, whose scores are from 0 to 1."""
-    return _parser_of(len(criterion.levels or ()), () if criterion.choices is None else tuple(criterion.option_values))
-
-
-@lru_cache(maxsize=256)
-def _parser_of(levels: int, options: tuple[float, ...]) -> VerdictParser:
-    if levels:
-        return VerdictParser(ScoreVerdict, scale=(0.0, levels - 1.0))
-    if not options:
-        return VerdictParser(YesNoVerdict)
-    values = dict(zip(ascii_uppercase, options, strict=False))
-    return VerdictParser(_choice_verdict(len(values)), score=lambda verdict: values[verdict.choice])
-
-
-@lru_cache(maxsize=32)
-def _choice_verdict(count: int) -> type[BaseModel]:
-    """Return the model of a choice. It is written as a letter, because labels may be long, or differ only in upper and lower case."""
-    letters: Any = Literal[tuple(ascii_uppercase[:count])]
-    fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
-    return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
-
-
 def in_words(criterion: Criterion) -> str:
     question = criterion.question
     marks = map(str, range(10)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
@@ -358,51 +334,6 @@ class DecidedQuestion:
                 raise ValueError("the answer is to another question")
             found.append((tuple(numbers), mass, confidence))
         return found
-
-
-LEVELS = 10
-"""Maximum number of levels of a ``Score``. Servers do not accept more levels, and chat models answer with one digit."""
-MOST_SCORES = 20
-"""Maximum number of scores of a scale. Every model accepts a ``Choice`` with this number of options."""
-
-
-def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
-    if verdict is YesNoVerdict:
-        low, high = bounds or (0.0, 1.0)
-        text = "The candidate answer is a good answer to the task." if built_in else "The verdict on what is asked above is yes."
-        return SingleQuestion(YesNo(text), (high, low), (True, False))
-    if verdict is not ScoreVerdict:
-        raise ConfigError(
-            f"a decision has no form for the verdict {verdict.__name__}; use ScoreVerdict or YesNoVerdict (in settings score or yes_no), "
-            "a rubric, or method='write'"
-        )
-    first, last = scale
-    if not (first.is_integer() and last.is_integer() and last - first < MOST_SCORES):
-        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "an end that is not a whole number"
-        raise ConfigError(
-            f"a decision needs a scale of at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
-            "set scale to (1, 5) or (0, 10), use a rubric, or method='write'"
-        )
-    names = tuple(str(number) for number in range(int(first), int(last) + 1))
-    subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
-    low, high = bounds or scale
-    steps = len(names) - 1
-    rewards = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
-    if (built_in or first == 0) and steps < LEVELS:
-        places = tuple(map(str, range(steps + 1)))
-        return SingleQuestion(Score(f"{subject} 0 is the lowest level, {steps} the highest.", places), rewards, names)
-    return SingleQuestion(Choice(f"{subject} {names[0]} is the lowest score, {names[-1]} the highest.", names), rewards, names)
-
-
-def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:
-    """Return the question that compares a pair. The prompt shows the responses as A and B."""
-    subject = (
-        "Which answer to the task is better? Their order means nothing." if built_in else "Which one is better, by what is asked above?"
-    )
-    if rubric is not None:
-        subject = f"{subject}\n{rubric.in_words()}"
-    choices: dict[Option, str] = {"A": "A is better", "B": "B is better", "tie": "both are equally good"}
-    return SingleQuestion(Choice(subject, choices), (1.0, 0.0, 0.5), ("first", "second", "tie"))
 
 
 JudgeQuestion = WrittenQuestion | DecidedQuestion

@@ -57,13 +57,6 @@ class Budget(Policy):
             raise ValueError("set cost (US dollars) or tokens")
         return self
 
-    def check(self, prices: Mapping[str, object]) -> None:
-        if self.cost is not None and not prices:
-            raise ConfigError(
-                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
-                "completion tokens)), or a budget of tokens"
-            )
-
 
 class JudgeConfig(Policy):
     """Holds the settings of a :class:`~qreward.judge.Judge`, without the client.

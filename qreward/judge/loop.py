@@ -17,7 +17,7 @@ from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import STOPPED, BudgetExceeded, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.errors import STOPPED, BudgetExceeded, ClientClosed, ConfigError, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.aggregation import Decide
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
@@ -50,8 +50,11 @@ class Spending:
     """Counts what a judge, which ``judge`` names, spends in all event loops."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
-        if budget is not None:
-            budget.check(prices)
+        if budget is not None and budget.cost is not None and not prices:
+            raise ConfigError(
+                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
+                "completion tokens)), or a budget of tokens"
+            )
         self._judge, self.budget, self._prices = judge, budget, prices
         self.total, self._answers = Usage(0, 0, 0), 0
         self.is_logged, self._silent = False, ""
@@ -288,7 +291,8 @@ class ItemCalls(Waiter):
         endpoint = trail[-1].endpoint if trail and answered is None else answered
         step = evaluate(call, answer, task.form)
         if (reply := step.reply) is not None:
-            common.calibrator.note(reply.fingerprint)
+            if reply.fingerprint not in common.calibrator.weights:
+                common.calibrator.note(reply.fingerprint)
             if common.cache is not None:
                 key = call.key if isinstance(step.value, Vote) else None
                 common.cache.keep(CacheEntry(call.question.cached_as, endpoint or "", reply, key))

@@ -283,9 +283,8 @@ class ItemCalls(Waiter):
         if self.tasks.get(place) is not task:
             return
         del self.tasks[place]
-        trail, answer, usage, answered = tuple(task.trail or ()), outcome, None, None if source is None else source.name
-        if isinstance(outcome, Answer):
-            answer, usage = outcome.value, outcome.value.usage
+        trail, answered = tuple(task.trail or ()), None if source is None else source.name
+        answer, usage = (outcome.value, outcome.value.usage) if isinstance(outcome, Answer) else (outcome, None)
         with self.driver.engine.lock:
             paid = common.spending.paid(usage, answered, trail)
         endpoint = trail[-1].endpoint if trail and answered is None else answered

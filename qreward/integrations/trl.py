@@ -19,7 +19,7 @@ from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, Failure, RewardConfig, Rewarder, Scored, Source, load_reward_config
 from qreward.integrations.trainers.texts import rows_of
-from qreward.judge.codec import encoded
+from qreward.judge.calls import encoded
 from qreward.judge.types import Scorer
 
 __all__ = ["combined", "judge_reward", "reward"]

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Unpack
 from qreward.errors import ConfigError, InvalidResponse, RequestError
 from qreward.judge.aggregation import side_of
 from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate, to_unit
-from qreward.judge.codec import bounds
 from qreward.judge.judge import Judge
+from qreward.judge.parsing import bounds
 from qreward.judge.parsing.text import is_number
 from qreward.judge.types import Comparison, Scorer
 from qreward.options import JudgeBatchOptions
@@ -153,14 +153,9 @@ async def calibrate(
             f"{len(errors)} of {len(batch)} labelled items could not be judged, and at most a fifth may fail: "
             f"{', '.join(f'{count} {kind}' for kind, count in kinds)}; the first {kinds[0][0]}: {first}"
         ) from errors[0]
-    judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]
-    return Calibration.fit(
-        [to_unit(verdict.score, ends) for verdict, _ in judged],
-        [label for _, label in judged],
-        method=method,
-        failed=len(labels) - len(judged),
-        judge=judge.identity,
-    )
+    scores = [to_unit(result.value.score, ends) for result in batch if result.ok]
+    labels = [label for result, label in zip(batch, labels, strict=True) if result.ok]
+    return Calibration.fit(scores, labels, method=method, failed=len(errors), judge=judge.identity)
 
 
 LEAST_ITEMS = 3

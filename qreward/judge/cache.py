@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qreward.engine import background
 from qreward.engine.instrumentation import LOG
-from qreward.judge.codec import ModelReply
+from qreward.judge.parsing import ModelReply
 
 MOST = 1_000_000
 """Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
@@ -62,7 +62,7 @@ class Cache:
         inherited = self.__dict__.get("_worker")
         self._lock, self.busy = threading.Lock(), threading.Lock()
         self._pending: list[CacheEntry] = []
-        self._worker = _new_worker()
+        self._worker = ThreadPoolExecutor(1, "qreward-judge-cache")  # starts its thread with the first use
         self._file: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         return inherited
@@ -85,7 +85,7 @@ class Cache:
     def close(self) -> None:
         """Write pending answers, close the file and end the thread. The call blocks. The next use opens the file again."""
         with self._lock:
-            worker, self._worker = self._worker, _new_worker()
+            worker, self._worker = self._worker, ThreadPoolExecutor(1, "qreward-judge-cache")
         worker.shutdown()
         with self.busy:
             self.shut()
@@ -147,10 +147,6 @@ class Cache:
         if not self._unusable:
             self._unusable = True
             LOG.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
-
-
-def _new_worker() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "qreward-judge-cache")  # starts its thread with the first use
 
 
 _CACHES: weakref.WeakSet[Cache] = weakref.WeakSet()

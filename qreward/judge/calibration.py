@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from qreward.engine.instrumentation import LOG
 from qreward.errors import ConfigError
-from qreward.settings.base import Many, Policy
+from qreward.settings.base import Finite, Many, Policy
 
 Method = Literal["temperature", "platt", "isotonic"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -42,7 +42,6 @@ _IRRELEVANT = (
 separately."""
 
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Curve(NamedTuple):
@@ -149,7 +148,7 @@ class Calibration(Policy):
     format: Literal[1] = 1
     method: Method
     slope: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    intercept: _Finite = 0.0
+    intercept: Finite = 0.0
     points: tuple[tuple[_Share, _Share], ...] = ()
     labels: Many
     failed: Many = 0
@@ -317,8 +316,8 @@ class Calibrator:
         return lambda score: low + width * calibration.apply(to_unit(score, ends))
 
     def note(self, fingerprint: str) -> None:
-        """Record the weights that wrote an answer. If the calibration was made with other weights, a warning is logged once."""
-        if fingerprint in self.weights or len(self.weights) >= MOST_WEIGHTS:
+        """Record new weights that wrote an answer. If the calibration was made with other weights, a warning is logged once."""
+        if len(self.weights) >= MOST_WEIGHTS:
             return
         self.weights[fingerprint] = None
         made_for = None if self.calibration is None else self.calibration.judge

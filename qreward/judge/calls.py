@@ -8,20 +8,20 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from pydantic import BaseModel, Field, create_model
 
-from qreward.codecs.base import LENGTH, WireRequest, ending_of, is_failure, is_whole
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import ABORTED, LENGTH, Malformed, WireRequest, described, ending_of, is_failure, is_whole
+from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.codecs.decisions import DecisionCodec, DecisionInput, DecisionReply, valid_input
 from qreward.codecs.error_body import one_line
-from qreward.decisions import Choice, FoundAnswer, Option, Question, Score, YesNo, confidence_of, too_improbable
+from qreward.decisions import FoundAnswer, Option, Question, confidence_of, too_improbable
 from qreward.engine.instrumentation import LOG
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
-from qreward.judge.codec import JUDGE, ModelReply, ScoreFunctionError, VerdictParser, encoded, fingerprint_of, log_unknown, parse_reply
 from qreward.judge.config import JudgeConfig, ResponseFormat
-from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
+from qreward.judge.parsing import ModelReply, ScoreFunctionError, Unreadable, VerdictParser
 from qreward.judge.parsing.forms import JSON
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, DecidedCriteria, Rubric
@@ -43,14 +43,74 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
 
 
+_ENCODER = msgspec.json.Encoder()
+_KEYS = msgspec.json.Encoder(enc_hook=repr)
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON, for use in a key. A lone surrogate is escaped, because UTF-8 cannot encode it."""
+    try:
+        return _KEYS.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
+
+
+class JudgeCodec(ChatCodec):
+    """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
+
+    failures = ABORTED  # the engine tries them again; a judge reads what else was cut off
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        for message in call.inputs:
+            for value in message.values():
+                if type(value) is not str:
+                    return super().encode(call, model)
+        try:
+            return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
+        except (TypeError, ValueError):  # lone surrogates in a text, or objects in the parameters
+            return super().encode(call, model)
+
+
+JUDGE = JudgeCodec()
+
+
+@lru_cache(maxsize=64)
+def log_unknown(ending: str) -> None:
+    """Log, once for each ``finish_reason``, that a judge does not read answers with it."""
+    LOG.warning("%s: a judge does not read such answers; if they are complete, set finish_reasons=[%r]", described(ending), ending[:40])
+
+
+def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
+    """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
+    (OpenAI) and ``metadata.weight_version`` (SGLang)."""
+    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    model, system_fingerprint = model if type(model) is str else None, system_fingerprint if type(system_fingerprint) is str else None
+    return repr((model, system_fingerprint, version if type(version) is str else None))
+
+
+def parse_reply(answer: ChatAnswer) -> ModelReply:
+    """Parse the body of an answer into a ``ModelReply``. A field with an unexpected type is not an error."""
+    document: Any = None
+    message: Any = None
+    try:
+        try:
+            document = msgspec.json.decode(answer.body)
+        except jsonio.REFUSED:
+            document = jsonio.read_object(answer.body)  # lenient, and slower
+        choices = document["choices"]
+        message = (choices[0] if len(choices) == 1 else first_of(choices, [choice.get("index") for choice in choices]))["message"]
+    except (Malformed, LookupError, TypeError, AttributeError):
+        message = None
+    document, message = document if isinstance(document, dict) else {}, message if isinstance(message, dict) else {}
+    fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    content = message.get("content")  # a refusal is a field of the message, or a part of its content
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    refusals = [joined(one) or "without a text" for one in (message.get("refusal"), *(part.get("refusal") for part in parts)) if one]
+    return ModelReply(answer.text(), joined(reasoning), "\n".join(refusals), answer.finish_reason, fingerprint)
+
+
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
-
-
-def refuses_format(error: QRewardError, model: str) -> bool:
-    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
-        return False
-    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
-    return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class AnswerFormat:
@@ -129,8 +189,10 @@ class WrittenQuestion:
     def fall_back(self, form: str, error: QRewardError, reply: ModelReply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not is_whole(reply.ending)
-        empty = not said and form not in self.form.written
-        if not self.form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
+        is_rejected = isinstance(error, BadRequest) and error.status_code in (400, 422)
+        reason = str(error).partition(f" for model {self.model!r}: ")[2]  # the text before it has names that could match
+        is_refused = (not said and form not in self.form.written) or (is_rejected and _ABOUT_FORM.search(reason or str(error)))
+        if not self.form.is_auto or form == FORMATS[-1] or not is_refused:
             return False
         if self.form.name == form:  # otherwise another request has already changed it
             self.form.name = FORMATS[FORMATS.index(self.form.name) + 1]
@@ -178,29 +240,6 @@ class WrittenQuestion:
 def _budget_in(params: Mapping[str, Any]) -> int:
     found = [value for name, value in params.items() if name in BUDGETS and type(value) is int]
     return max([0, *found, *(_budget_in(value) for value in params.values() if isinstance(value, Mapping))])
-
-
-def parser_of(criterion: Criterion) -> VerdictParser:
-    """Return the parser of written answers to a criterion, whose scores are from 0 to 1."""
-    return _parser_of(len(criterion.levels or ()), () if criterion.choices is None else tuple(criterion.option_values))
-
-
-@lru_cache(maxsize=256)
-def _parser_of(levels: int, options: tuple[float, ...]) -> VerdictParser:
-    if levels:
-        return VerdictParser(ScoreVerdict, scale=(0.0, levels - 1.0))
-    if not options:
-        return VerdictParser(YesNoVerdict)
-    values = dict(zip(ascii_uppercase, options, strict=False))
-    return VerdictParser(_choice_verdict(len(values)), score=lambda verdict: values[verdict.choice])
-
-
-@lru_cache(maxsize=32)
-def _choice_verdict(count: int) -> type[BaseModel]:
-    """Return the model of a choice. It is written as a letter, because labels may be long, or differ only in upper and lower case."""
-    letters: Any = Literal[tuple(ascii_uppercase[:count])]
-    fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
-    return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
 
 
 def in_words(criterion: Criterion) -> str:
@@ -295,51 +334,6 @@ class DecidedQuestion:
                 raise ValueError("the answer is to another question")
             found.append((tuple(numbers), mass, confidence))
         return found
-
-
-LEVELS = 10
-"""Maximum number of levels of a ``Score``. Servers do not accept more levels, and chat models answer with one digit."""
-MOST_SCORES = 20
-"""Maximum number of scores of a scale. Every model accepts a ``Choice`` with this number of options."""
-
-
-def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
-    if verdict is YesNoVerdict:
-        low, high = bounds or (0.0, 1.0)
-        text = "The candidate answer is a good answer to the task." if built_in else "The verdict on what is asked above is yes."
-        return SingleQuestion(YesNo(text), (high, low), (True, False))
-    if verdict is not ScoreVerdict:
-        raise ConfigError(
-            f"a decision has no form for the verdict {verdict.__name__}; use ScoreVerdict or YesNoVerdict (in settings score or yes_no), "
-            "a rubric, or method='write'"
-        )
-    first, last = scale
-    if not (first.is_integer() and last.is_integer() and last - first < MOST_SCORES):
-        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "an end that is not a whole number"
-        raise ConfigError(
-            f"a decision needs a scale of at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
-            "set scale to (1, 5) or (0, 10), use a rubric, or method='write'"
-        )
-    names = tuple(str(number) for number in range(int(first), int(last) + 1))
-    subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
-    low, high = bounds or scale
-    steps = len(names) - 1
-    rewards = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
-    if (built_in or first == 0) and steps < LEVELS:
-        places = tuple(map(str, range(steps + 1)))
-        return SingleQuestion(Score(f"{subject} 0 is the lowest level, {steps} the highest.", places), rewards, names)
-    return SingleQuestion(Choice(f"{subject} {names[0]} is the lowest score, {names[-1]} the highest.", names), rewards, names)
-
-
-def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:
-    """Return the question that compares a pair. The prompt shows the responses as A and B."""
-    subject = (
-        "Which answer to the task is better? Their order means nothing." if built_in else "Which one is better, by what is asked above?"
-    )
-    if rubric is not None:
-        subject = f"{subject}\n{rubric.in_words()}"
-    choices: dict[Option, str] = {"A": "A is better", "B": "B is better", "tie": "both are equally good"}
-    return SingleQuestion(Choice(subject, choices), (1.0, 0.0, 0.5), ("first", "second", "tie"))
 
 
 JudgeQuestion = WrittenQuestion | DecidedQuestion

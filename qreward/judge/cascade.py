@@ -16,8 +16,8 @@ from qreward.callables import load_object
 from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import STOPPED, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
-from qreward.judge.codec import ScoreFunctionError, called, finite
 from qreward.judge.config import JudgeConfig
+from qreward.judge.parsing import ScoreFunctionError, called, finite
 from qreward.judge.parsing.text import is_number
 from qreward.judge.types import AnyScorer, Closing, Item, JudgeAnswer, Scorer, Verdict, check_finite, described, one_by_one, unblocked
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, seconds

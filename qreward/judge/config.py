@@ -12,7 +12,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
-from qreward.judge.codec import NAMED
+from qreward.judge.parsing import NAMED
 from qreward.judge.rubric import Rubric, read_rubric
 from qreward.settings.base import NOT_BOOL, Accepting, Count, Many, Policy, Positive, default, repeated
 from qreward.spelling import TYPO, closest, did_you_mean
@@ -56,13 +56,6 @@ class Budget(Policy):
         if self.cost is None and self.tokens is None:
             raise ValueError("set cost (US dollars) or tokens")
         return self
-
-    def check(self, prices: Mapping[str, object]) -> None:
-        if self.cost is not None and not prices:
-            raise ConfigError(
-                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
-                "completion tokens)), or a budget of tokens"
-            )
 
 
 class JudgeConfig(Policy):

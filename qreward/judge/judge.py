@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from pydantic import BaseModel
 
@@ -18,10 +18,9 @@ from qreward.errors import ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
-from qreward.judge.codec import NAMED, VerdictParser
 from qreward.judge.config import Budget, JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.loop import Calling, Invalid, ItemBatch, ItemCalls, Running, Spending
-from qreward.judge.parsing import ScoreVerdict
+from qreward.judge.loop import Calling, Invalid, ItemBatch, Running, Spending
+from qreward.judge.parsing import NAMED, ScoreVerdict, VerdictParser
 from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
@@ -328,15 +327,16 @@ class Judge(Closing):
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        group = ResponseGroup(item, None, comparisons, partial(self._requests.item, limits=self._requests.written, pairs=True), strict=True)
+        make = partial(self._requests.item, limits=self._requests.written, pairs=True, strict=True)
+        ResponseGroup(item, None, comparisons, make)  # so that an invalid group raises now
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
-        options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self._many([group], options, lambda make: lambda group: group.using(make), "groups", pairs=True)
+        options: Any = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
+        (result,) = await self.batch_rank([item], comparisons=comparisons, **options)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
             raise late
-        return result.value  # type: ignore[no-any-return]
+        return result.value
 
     async def batch_rank(
         self,
@@ -361,11 +361,7 @@ class Judge(Closing):
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         budget_of(1, comparisons)
-
-        def reader(make: Callable[..., ItemCalls]) -> Callable[[object], Any]:
-            return partial(prepared, GROUP_NAMES, partial(ResponseGroup, comparisons=comparisons, make=make))
-
-        return await self._many(groups, options, reader, "groups", pairs=True)
+        return await self._many(groups, options, "groups", pairs=True, comparisons=comparisons)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -393,19 +389,23 @@ class Judge(Closing):
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
-        reader: Callable[[Callable[..., ItemCalls]], Any] | None = None,
-        what: str = "items",
+        what: Literal["items", "groups"] = "items",
         *,
         pairs: bool = False,
+        comparisons: int | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime = runtime_of(self._client)
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         limits = self._requests.written if self._config.method == "write" else await self._limits(common, settings.deadline)
-        make, pools = partial(self._requests.item, limits=limits, pairs=pairs, strict=False), common.pools.values()
-        read = partial(prepared, PAIR_NAMES if pairs else POINT_NAMES, make) if reader is None else reader(make)
-        calls = self._requests.counts(pools, limits, pairs=pairs) if reader is None else dict.fromkeys(pools)
+        make: Callable[..., Any] = partial(self._requests.item, limits=limits, pairs=pairs, strict=False)
+        if what == "items":
+            names, calls = PAIR_NAMES if pairs else POINT_NAMES, self._requests.counts(common.pools.values(), limits, pairs=pairs)
+        else:
+            names, calls = GROUP_NAMES, dict.fromkeys(common.pools.values())
+            make = partial(ResponseGroup, comparisons=comparisons, make=make)
+        read = partial(prepared, names, make)
         return await ItemBatch(common, items, read, settings, calls=calls, unit=what, waited=runtime.clock() - began).run()
 
     async def _limits(self, common: Calling, timeout: float | None) -> Limits:

@@ -4,7 +4,6 @@ further call."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import copy_context
@@ -14,12 +13,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from qreward.engine import background
 from qreward.engine.background import report_error
 from qreward.engine.batch import BatchWaiter, ResultSettings, as_ours, size_of
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.engine.instrumentation import LOG
-from qreward.errors import STOPPED, BudgetExceeded, ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward.errors import STOPPED, BudgetExceeded, ClientClosed, ConfigError, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.aggregation import Decide
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibration import Calibrator
@@ -49,23 +47,21 @@ ACCOUNTED = ("ok", "unreadable", "overloaded", "quota", "unreachable", "unsuitab
 
 
 class Spending:
-    """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
+    """Counts what a judge, which ``judge`` names, spends in all event loops."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
-        if budget is not None:
-            budget.check(prices)
+        if budget is not None and budget.cost is not None and not prices:
+            raise ConfigError(
+                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
+                "completion tokens)), or a budget of tokens"
+            )
         self._judge, self.budget, self._prices = judge, budget, prices
         self.total, self._answers = Usage(0, 0, 0), 0
-        self._logged, self._silent = False, ""
-        self._reset_lock()
-        background.watch(self, Spending._reset_lock)
-
-    def _reset_lock(self) -> None:
-        """Make the lock, also in a forked child, where another thread may have held it."""
-        self._lock = threading.Lock()
+        self.is_logged, self._silent = False, ""
 
     def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
-        """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
+        """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost. The caller holds
+        the engine's lock."""
         price = self._prices.get(endpoint or "")
         if endpoint is not None and usage is None:
             if price is not None or (self.budget is not None and self.budget.tokens is not None):
@@ -76,9 +72,8 @@ class Spending:
         if attempts and (lost := sum(each.outcome not in ACCOUNTED for each in attempts)):
             usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
         if usage is not None:
-            with self._lock:
-                self._answers += usage.prompt_tokens is not None
-                self.total = added(self.total, msgspec.structs.replace(usage, total_tokens=usage.tokens)) or usage
+            self._answers += usage.prompt_tokens is not None
+            self.total = added(self.total, msgspec.structs.replace(usage, total_tokens=usage.tokens)) or usage
         return usage
 
     def exceeded(self) -> BudgetExceeded | None:
@@ -100,12 +95,6 @@ class Spending:
         elif not said:
             return None
         return BudgetExceeded(why)
-
-    def log(self, error: BudgetExceeded) -> None:
-        """Log the first such error. Not under the engine's lock, because a log handler is the user's code."""
-        if not self._logged:
-            self._logged = True
-            LOG.warning("%s", error)
 
 
 class Calling(NamedTuple):
@@ -150,7 +139,7 @@ class CallTask(Task):
             return False
         if item.common.spending.budget is not None and (error := item.common.spending.exceeded()) is not None:
             del item.tasks[self.place]
-            item.driver.later(lambda: item.refuse(self.place, error))
+            item.driver.later(lambda: item.receive(self.place, error))
             return False
         question = self.call.question
         if self.form != question.form.name:
@@ -294,14 +283,15 @@ class ItemCalls(Waiter):
         if self.tasks.get(place) is not task:
             return
         del self.tasks[place]
-        trail, answer, usage, answered = tuple(task.trail or ()), outcome, None, None if source is None else source.name
-        if isinstance(outcome, Answer):
-            answer, usage = outcome.value, outcome.value.usage
-        paid = common.spending.paid(usage, answered, trail)
+        trail, answered = tuple(task.trail or ()), None if source is None else source.name
+        answer, usage = (outcome.value, outcome.value.usage) if isinstance(outcome, Answer) else (outcome, None)
+        with self.driver.engine.lock:
+            paid = common.spending.paid(usage, answered, trail)
         endpoint = trail[-1].endpoint if trail and answered is None else answered
         step = evaluate(call, answer, task.form)
         if (reply := step.reply) is not None:
-            common.calibrator.note(reply.fingerprint)
+            if reply.fingerprint not in common.calibrator.weights:
+                common.calibrator.note(reply.fingerprint)
             if common.cache is not None:
                 key = call.key if isinstance(step.value, Vote) else None
                 common.cache.keep(CacheEntry(call.question.cached_as, endpoint or "", reply, key))
@@ -323,12 +313,11 @@ class ItemCalls(Waiter):
             self.answered = successful(task.trail or (), source.name, seconds)
         self.receive(place, value)
 
-    def refuse(self, place: int, error: BudgetExceeded) -> None:
-        self.common.spending.log(error)
-        self.receive(place, error)
-
     def receive(self, place: int, outcome: Any) -> None:
         """Take the outcome of a call."""
+        if isinstance(outcome, BudgetExceeded) and not self.common.spending.is_logged:
+            self.common.spending.is_logged = True  # not in ``bind``, under the engine's lock, because a log handler is the user's code
+            LOG.warning("%s", outcome)
         self.outcomes[place] = outcome
         if self.waiting and (decided := self.decide(self.outcomes)) is not None:
             self.end(decided)
@@ -382,7 +371,7 @@ class ItemCalls(Waiter):
             with driver.engine.lock:
                 cut = (*(task.trail or ()), *unanswered(task, driver.engine.clock()))
                 begun += [task] if task.state is not TaskState.NEW else []  # otherwise ``CallTask.bind`` returns False later
-            self.usage = added(self.usage, common.spending.paid(None, None, cut))
+                self.usage = added(self.usage, common.spending.paid(None, None, cut))
             if common.batch is not None:
                 common.batch.tallies.add_cancelled((task.attempt, task.copy))
         if begun:

@@ -234,16 +234,10 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 class ResponseGroup:
     """Holds the comparisons of one group of responses, in rounds: the scores so far decide which pairs are compared next. Every response is
-    checked at once. ``make`` makes the calls for a pair; ``strict`` refuses fields that no template names."""
+    checked at once. ``make`` makes the calls for a pair."""
 
     def __init__(
-        self,
-        fields: Mapping[str, Any],
-        extra: Mapping[str, Any] | None,
-        comparisons: int | None,
-        make: Callable[..., ItemCalls],
-        *,
-        strict: bool = False,
+        self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None, comparisons: int | None, make: Callable[..., ItemCalls]
     ) -> None:
         self.index, self._make, self.extra = 0, make, extra
         self.usage: Usage | None = None
@@ -253,11 +247,7 @@ class ResponseGroup:
         self._done: dict[IndexPair, Comparison] = {}
         self._errors: list[QRewardError] = []
         for first in range(0, self._size, 2):
-            make(self._pair((first, min(first + 1, self._size - 1))), strict=strict)
-
-    def using(self, make: Callable[..., ItemCalls]) -> ResponseGroup:
-        self._make = make
-        return self
+            make(self._pair((first, min(first + 1, self._size - 1))))
 
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
         return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
@@ -274,7 +264,7 @@ class ResponseGroup:
             for pair in next_pairs(self._size, self._budget - len(asked), asked, scores):
                 asked.add(pair)
                 try:
-                    items[pair] = self._make(self._pair(pair), strict=False)
+                    items[pair] = self._make(self._pair(pair))
                 except Exception as error:
                     self._errors.append(as_ours(error, f"pair {pair}", "judged"))
             for pair, outcome in zip(items, await judged([*items.values()]), strict=True):

@@ -1,33 +1,28 @@
-"""Build the requests for an item: one for each model, question, sample, and order of a pair. This module must not send anything."""
+"""What a judge asks about an item, and the requests for it: one for each model, question, sample, and order of a pair. This module must not
+send anything."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from itertools import product
-from typing import Any, NamedTuple
+from string import ascii_uppercase
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions import DecisionCodec
 from qreward.deciding import evenly
+from qreward.decisions import Choice, Option, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
-from qreward.judge.calls import (
-    AnswerFormat,
-    DecidedQuestion,
-    JudgeCall,
-    WrittenQuestion,
-    noted,
-    parser_of,
-    preference_question,
-    question_of,
-)
-from qreward.judge.codec import VerdictParser, encoded
+from qreward.judge.calls import AnswerFormat, DecidedQuestion, JudgeCall, SingleQuestion, WrittenQuestion, encoded, noted
 from qreward.judge.config import JudgeConfig, is_of_preset
 from qreward.judge.loop import Invalid, ItemCalls
-from qreward.judge.parsing import PreferenceVerdict
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, VerdictParser, YesNoVerdict
 from qreward.judge.parsing.forms import shown_in
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
@@ -254,3 +249,71 @@ class RequestBuilder:
         else:
             subjects = [self._point] if rubric is None else evenly(rubric.criteria, most)
         return prompt, [DecidedQuestion(model, each, config, self._decide) for each in subjects]
+
+
+def parser_of(criterion: Criterion) -> VerdictParser:
+    """Return the parser of written answers to a criterion, whose scores are from 0 to 1."""
+    return _parser_of(len(criterion.levels or ()), () if criterion.choices is None else tuple(criterion.option_values))
+
+
+@lru_cache(maxsize=256)
+def _parser_of(levels: int, options: tuple[float, ...]) -> VerdictParser:
+    if levels:
+        return VerdictParser(ScoreVerdict, scale=(0.0, levels - 1.0))
+    if not options:
+        return VerdictParser(YesNoVerdict)
+    values = dict(zip(ascii_uppercase, options, strict=False))
+    return VerdictParser(_choice_verdict(len(values)), score=lambda verdict: values[verdict.choice])
+
+
+@lru_cache(maxsize=32)
+def _choice_verdict(count: int) -> type[BaseModel]:
+    """Return the model of a choice. It is written as a letter, because labels may be long, or differ only in upper and lower case."""
+    letters: Any = Literal[tuple(ascii_uppercase[:count])]
+    fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
+    return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
+
+
+LEVELS = 10
+"""Maximum number of levels of a ``Score``. Servers do not accept more levels, and chat models answer with one digit."""
+MOST_SCORES = 20
+"""Maximum number of scores of a scale. Every model accepts a ``Choice`` with this number of options."""
+
+
+def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
+    if verdict is YesNoVerdict:
+        low, high = bounds or (0.0, 1.0)
+        text = "The candidate answer is a good answer to the task." if built_in else "The verdict on what is asked above is yes."
+        return SingleQuestion(YesNo(text), (high, low), (True, False))
+    if verdict is not ScoreVerdict:
+        raise ConfigError(
+            f"a decision has no form for the verdict {verdict.__name__}; use ScoreVerdict or YesNoVerdict (in settings score or yes_no), "
+            "a rubric, or method='write'"
+        )
+    first, last = scale
+    if not (first.is_integer() and last.is_integer() and last - first < MOST_SCORES):
+        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "an end that is not a whole number"
+        raise ConfigError(
+            f"a decision needs a scale of at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
+            "set scale to (1, 5) or (0, 10), use a rubric, or method='write'"
+        )
+    names = tuple(str(number) for number in range(int(first), int(last) + 1))
+    subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
+    low, high = bounds or scale
+    steps = len(names) - 1
+    rewards = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
+    if (built_in or first == 0) and steps < LEVELS:
+        places = tuple(map(str, range(steps + 1)))
+        return SingleQuestion(Score(f"{subject} 0 is the lowest level, {steps} the highest.", places), rewards, names)
+    return SingleQuestion(Choice(f"{subject} {names[0]} is the lowest score, {names[-1]} the highest.", names), rewards, names)
+
+
+def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:
+    """Return the question that compares a pair. The prompt shows the responses as A and B."""
+    subject = (
+        "Which answer to the task is better? Their order means nothing." if built_in else "Which one is better, by what is asked above?"
+    )
+    if rubric is not None:
+        subject = f"{subject}\n{rubric.in_words()}"
+    choices: dict[Option, str] = {"A": "A is better", "B": "B is better", "tie": "both are equally good"}
+    return SingleQuestion(Choice(subject, choices), (1.0, 0.0, 0.5), ("first", "second", "tie"))

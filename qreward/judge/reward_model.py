@@ -12,9 +12,9 @@ from qreward.codecs.rewards.base import RewardScore
 from qreward.codecs.rewards.kinds import SCORE
 from qreward.errors import ConfigError
 from qreward.judge.cascade import Cascade, CascadeConfig
-from qreward.judge.codec import bounds
 from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
+from qreward.judge.parsing import bounds
 from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
 from qreward.judge.types import Closing, Item, JudgeAnswer, Scorer, Verdict, Vote

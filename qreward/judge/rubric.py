@@ -208,14 +208,11 @@ class Rubric:
         return [each.model_dump(exclude_defaults=True) for each in self.criteria]
 
     @cached_property
-    def _gates(self) -> tuple[tuple[int, float], ...]:
-        return tuple((place, each.gate) for place, each in enumerate(self.criteria) if each.gate is not None)
-
-    @cached_property
-    def _weights(self) -> tuple[tuple[float, ...], float, float]:
-        """All weights, the sum of the positive ones, and the sum of the absolute ones."""
+    def _sums(self) -> tuple[tuple[tuple[int, float], ...], tuple[float, ...], float, float]:
+        """The gates with the places of their criteria, all weights, the sum of the positive ones, and the sum of the absolute ones."""
+        gates = tuple((place, each.gate) for place, each in enumerate(self.criteria) if each.gate is not None)
         weights = tuple(each.weight for each in self.criteria)
-        return weights, sum(weight for weight in weights if weight > 0), sum(map(abs, weights))
+        return gates, weights, sum(weight for weight in weights if weight > 0), sum(map(abs, weights))
 
     def in_words(self) -> str:
         """Return a text that lists the criteria with their weights, for a question about all criteria together."""
@@ -224,10 +221,10 @@ class Rubric:
 
     def score(self, values: Sequence[float]) -> float:
         """Return the score, from 0 to 1. ``values`` has the value of each criterion."""
-        for place, gate in self._gates:
+        gates, weights, best, _ = self._sums
+        for place, gate in gates:
             if values[place] < gate:
                 return 0.0
-        weights, best, _ = self._weights
         total: float = sum(map(mul, weights, values))
         return min(1.0, max(0.0, total / best))
 
@@ -238,11 +235,11 @@ class Rubric:
         confidence is the mean of all confidences, weighted by the absolute weights. It is at most the lowest confidence of a criterion with
         a gate.
         """
-        if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
+        gates, weights, _, most = self._sums
+        if shut := [confidences[place] for place, gate in gates if values[place] < gate]:
             return max(shut)
-        weights, _, most = self._weights
         mean: float = sum(map(mul, map(abs, weights), confidences)) / most
-        return min([mean, *(confidences[place] for place, _ in self._gates)])
+        return min([mean, *(confidences[place] for place, _ in gates)])
 
     @classmethod
     def load(cls, source: Rubric | Sequence[Any] | Mapping[str, Any] | str | Path) -> Rubric:

@@ -20,7 +20,7 @@ from qreward.codecs.chat import CHAT, VERBATIM_CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS, MERGED_EMBEDDINGS
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES
-from qreward.judge.codec import parse_reply
+from qreward.judge.calls import parse_reply
 from qreward.results import Usage
 
 USER = {"role": "user", "content": "12345678901234"}

@@ -39,7 +39,8 @@ from qreward.codecs.base import WireRequest
 from qreward.errors import InvalidResponse
 from qreward.judge import Judge
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.codec import JUDGE, ModelReply, fingerprint_of
+from qreward.judge.calls import JUDGE, fingerprint_of
+from qreward.judge.parsing import ModelReply
 from qreward.results import BatchInterrupted
 from qreward.scheduler.outcome import Answer
 
@@ -290,7 +291,7 @@ asyncio.run(main())
 WRITER = """
 import asyncio, sys
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.codec import ModelReply
+from qreward.judge.parsing import ModelReply
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 async def main():
     cache = Cache(path)

@@ -9,8 +9,7 @@ from judge_tools import MODEL, answer, refused, score
 from qreward.codecs.base import WireRequest
 from qreward.errors import InvalidResponse, RequestTimeout
 from qreward.judge import Judge, Vote
-from qreward.judge.calls import JudgeCall, evaluate
-from qreward.judge.codec import JUDGE
+from qreward.judge.calls import JUDGE, JudgeCall, evaluate
 
 SCHEMA = "json_schema"
 

@@ -12,7 +12,7 @@ from test_judge_rubrics import by_words, no, yes
 
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Criterion, Rubric
-from qreward.judge.calls import parser_of
+from qreward.judge.requests import parser_of
 from qreward.judge.rubric import rubric_of_item
 
 RIGHT = {"name": "right", "instructions": "It is right.", "weight": 3}

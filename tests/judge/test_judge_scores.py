@@ -29,8 +29,7 @@ from pydantic import BaseModel, Field
 
 from qreward.errors import InvalidResponse, NoEndpoint, QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, JudgeConfig, Verdict, YesNoVerdict
-from qreward.judge.calls import MOST_TOKENS
-from qreward.judge.codec import log_unknown
+from qreward.judge.calls import MOST_TOKENS, log_unknown
 
 
 def judged(backend: JudgeBackend, **settings: Any) -> Verdict:

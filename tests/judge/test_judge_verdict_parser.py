@@ -18,8 +18,7 @@ from pydantic import BaseModel, Field, create_model, field_validator
 from qreward import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge import Judge, ScoreVerdict
-from qreward.judge.codec import ModelReply, VerdictParser
-from qreward.judge.parsing import Unreadable
+from qreward.judge.parsing import ModelReply, Unreadable, VerdictParser
 
 Level = IntEnum("Level", {"LOW": 0, "MIDDLE": 3, "HIGH": 5})
 Plain = Enum("Plain", {"ONE": 1, "THREE": 3})

@@ -14,7 +14,7 @@ from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec, passthrough
 from qreward.codecs.rewards.kinds import COMPLETE, SCORE, bound
 from qreward.errors import InvalidResponse
 from qreward.integrations.openai import ROUTES
-from qreward.judge.codec import JUDGE
+from qreward.judge.calls import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import EndpointConnection

@@ -38,7 +38,7 @@ from qreward.integrations.trainers.settings import (
 from qreward.integrations.trainers.texts import plain
 from qreward.integrations.trainers.verdicts import Scored, writable, write_verdicts
 from qreward.judge import make_scorer
-from qreward.judge.codec import encoded
+from qreward.judge.calls import encoded
 from qreward.judge.prompts import check_columns, column_value, is_absent, present
 from qreward.judge.types import Scorer, Verdict, Vote, check_finite
 from qreward.runtime import runtime_of

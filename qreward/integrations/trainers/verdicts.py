@@ -18,7 +18,7 @@ import msgspec
 from pydantic import Field, field_validator
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.judge.codec import encoded
+from qreward.judge.calls import encoded
 from qreward.judge.types import Verdict
 from qreward.render import text_table
 from qreward.results import WAITING, Usage

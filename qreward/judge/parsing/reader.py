@@ -9,22 +9,25 @@ from itertools import chain
 from typing import Any
 
 from qreward.judge.parsing.forms import Form
-from qreward.judge.parsing.quotes import OBJECT, VALUE, Unreadable, own_words
 from qreward.judge.parsing.schema import VerdictSchema
 from qreward.judge.parsing.text import (
     ANY_NUMBER,
     DIGITS,
     HEADS_SPEECH,
     NAMES_ANOTHER,
+    OBJECT,
     PERSON,
     SAYS,
     SCORE,
+    VALUE,
     WIDE,
     Sentence,
+    Unreadable,
     any_word,
     choice_of,
     is_level,
     number_of,
+    own_words,
     phrases,
     plain_number,
     score_of,

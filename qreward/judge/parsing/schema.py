@@ -13,12 +13,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
 from pydantic.errors import PydanticInvalidForJsonSchema
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
-from qreward.judge.parsing.quotes import Unreadable
-from qreward.judge.parsing.text import Scale, choice_of, is_level, number_of, phrases, spellings
+from qreward.judge.parsing.text import Scale, Unreadable, choice_of, is_level, number_of, phrases, spellings
 
 M = TypeVar("M", bound=BaseModel)
 _OF_REVISED, _OF_SCALE, _OF_SCORES = phrases("members_revised"), phrases("members_of_scale"), phrases("members_of_scores")
@@ -112,7 +110,7 @@ class FieldKind(NamedTuple):
 
     number: bool = False
     options: Mapping[str, Any] = {}
-    numerals: tuple[tuple[float, Any], ...] = ()
+    numerals: Mapping[float, Any] = {}
     limits: Scale | None = None
     bounds: Mapping[str, float] = {}
 
@@ -145,16 +143,12 @@ class VerdictSchema(Generic[M]):
         self.name = "score" if "score" in kinds else able[0] if len(able) == 1 else None
         self.kind = kinds[self.name] if self.name else FieldKind()
         self.scale = (scale or self.kind.limits) if self.kind.number else None
-        keys = {name: _aliases(name, info) for name, info in fields.items()}
-        self._deciding_keys = keys[self.name] if self.name else []
+        keys = {name: _keys(name, info.validation_alias) for name, info in fields.items()}
+        self._deciding_keys = keys[self.name] if self.name else [""]
+        self.key = self._deciding_keys[0]
         self._known = {_folded(key): key for names in keys.values() for key in reversed(names)}
         deciding = [self.name] if self.name else required or list(keys)
         self._deciding = frozenset(_folded(key) for name in deciding for key in keys[name])
-
-    @property
-    def key(self) -> str:
-        """The name of the deciding field in JSON. This property must not be read if no field decides."""
-        return self._deciding_keys[0]
 
     def _named(self, members: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
         """Return the members under the names of the fields, and the members that are no fields."""
@@ -191,8 +185,12 @@ class VerdictSchema(Generic[M]):
         given, others = self._named(members)
         deciding = next((key for key in self._deciding_keys if key in given), None)
         if deciding is not None and self.kind.number:
-            number = number_of(given[deciding], self.scale)
-            given[deciding] = self._as_field(number, given[deciding])
+            written, number = given[deciding], number_of(given[deciding], self.scale)
+            if self.kind.numerals and number not in self.kind.numerals:
+                raise Unreadable(f"The score must be one of {', '.join(f'{own:g}' for own in self.kind.numerals)}.")
+            # a whole number as it was written, because a float would lose digits
+            usual = written if isinstance(written, int) else int(number) if number.is_integer() else number
+            given[deciding] = self.kind.numerals.get(number, usual)
         elif deciding is not None and (choice := self._read(given[deciding])) is not None:  # the model may accept what is no option
             given[deciding] = choice
         elif deciding is None and self.name:
@@ -235,15 +233,6 @@ class VerdictSchema(Generic[M]):
             return number_of(next(value for key, value in members.items() if _folded(key) in self._deciding), self.scale)
         return _plain_value(getattr(verdict, self.name))
 
-    def _as_field(self, number: float, written: Any) -> Any:
-        """Return the number as the model accepts it: one of its choices, or what was written, because a float would lose digits."""
-        if self.kind.numerals:
-            for own, value in self.kind.numerals:
-                if own == number:
-                    return value
-            raise Unreadable(f"The score must be one of {', '.join(f'{own:g}' for own, _ in self.kind.numerals)}.")
-        return written if isinstance(written, int) else int(number) if number.is_integer() else number
-
     def _complaint(self, error: ValidationError) -> str:
         """Return a description of the error without pydantic's message and input, which may quote the answer."""
         first = error.errors()[0]
@@ -261,11 +250,9 @@ def _plain_value(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def _aliases(name: str, info: FieldInfo) -> list[str]:
-    alias = info.validation_alias
-    if isinstance(alias, AliasChoices):
-        return [choice for choice in alias.choices if isinstance(choice, str)] or [name]
-    return [alias] if isinstance(alias, str) else [name]
+def _keys(name: str, alias: object) -> list[str]:
+    """Return the names of a field in JSON."""
+    return [each for each in (alias.choices if isinstance(alias, AliasChoices) else [alias]) if isinstance(each, str)] or [name]
 
 
 def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
@@ -274,10 +261,10 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
         return FieldKind(options={"yes": True, "no": False, "true": True, "false": False})
     parts = [part for one in node.get("anyOf", [node]) if (part := _resolved(one, defs)).get("type") != "null"]
     values = [value for part in parts for value in part.get("enum", [float if part.get("type") in ("number", "integer") else None])]
-    numerals = [(number, value) for value in values if (number := _numeral(value)) is not None]
-    if values and len(numerals) == len(values):
-        numbers = [number for number, _ in numerals]
-        return FieldKind(True, numerals=tuple(numerals), limits=(min(numbers), max(numbers)))
+    numbers = [number for value in values if (number := _numeral(value)) is not None]
+    if values and len(numbers) == len(values):
+        numerals = {number: values[numbers.index(number)] for number in numbers}
+        return FieldKind(True, numerals=numerals, limits=(min(numbers), max(numbers)))
     if values and all(value is float or _numeral(value) is not None for value in values):
         parts = [_inclusive(part) if part.get("type") == "integer" else part for part in parts]
         low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))

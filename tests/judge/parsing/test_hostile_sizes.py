@@ -10,9 +10,10 @@ from types import FrameType
 
 import pytest
 
-from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, quotes, read
+from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, read
+from qreward.judge.parsing import text as answer_text
 from qreward.judge.parsing.forms import JSON
-from qreward.judge.parsing.quotes import object_at
+from qreward.judge.parsing.text import object_at
 
 PIECES = (
     *(
@@ -119,9 +120,9 @@ def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pyt
         spans[-1] = (start, end)
         return found, end
 
-    monkeypatch.setattr(quotes, "object_at", watched)
+    monkeypatch.setattr(answer_text, "object_at", watched)
     for piece in (piece for piece in PIECES if "{" in piece):
         spans.clear()
         with contextlib.suppress(Unreadable):
-            quotes.own_words(piece * 2_000, lambda members: members)
+            answer_text.own_words(piece * 2_000, lambda members: members)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece

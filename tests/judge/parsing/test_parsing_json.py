@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qreward.judge.parsing.quotes import DEEPEST, NotAnObject, object_at
+from qreward.judge.parsing.text import DEEPEST, NotAnObject, object_at
 
 
 def read(text: str) -> Any:

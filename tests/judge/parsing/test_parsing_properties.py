@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from scale import SCALE
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
-from qreward.judge.parsing.quotes import NotAnObject, object_at
+from qreward.judge.parsing.text import NotAnObject, object_at
 
 EXAMPLES = 150 * SCALE
 

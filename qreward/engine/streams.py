@@ -268,11 +268,13 @@ class StreamingWaiter(Waiter):
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
     async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds that may change with each event, and with the end of an attempt or of the stream."""
         while not condition():
             await self._arrival()
 
-    async def idle(self) -> None:
-        await self.until(lambda: not self._open_attempts)
+    def idle(self) -> bool:
+        """Return True if the connections of all attempts are closed."""
+        return not self._open_attempts
 
     def end_whole(self) -> None:
         """End the open streams whose answers have ended, and give the answers. Called before the other open streams are given up."""
@@ -324,18 +326,11 @@ class StreamWaiter(StreamingWaiter):
             raise self.result.error
         return self.result is not None
 
-    async def begins(self) -> None:
-        await self.until(lambda: self.begun or self.left or self.result)
-
-    async def ends(self) -> Result[Any]:
-        """Wait for the end. Events that have arrived or still arrive are not kept for ``take``."""
+    def only_results(self) -> None:
+        """Drop all chunks, those that wait and those that arrive later."""
         self._only_results = True
         self._events.clear()
-        wake(self._wanted_space)
-        await self.until(lambda: self.result or self.left)
-        if self.result is None:
-            raise closed(self.text())
-        return self.result
+        self._resume()
 
     def text(self) -> str:
         return "" if self._stream is None else self._stream.text()
@@ -351,8 +346,8 @@ class StreamWaiter(StreamingWaiter):
         self.end_whole()
         self.left = True
         self._events.clear()
-        if self._task is not None and self._task.state is not TaskState.DONE:
-            self.driver.withdraw([self._task])
+        if left := [task for task in self.abandon() if task.state is not TaskState.DONE]:
+            self.driver.withdraw(left)
         self._forget()
 
     def over(self) -> bool:
@@ -414,18 +409,14 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
         super()._resume()
         self._read_if_wanted()
 
-    async def ends(self) -> BatchResult[Any]:
-        if not self.over():
-            self.check_loop()
-            await asyncio.wait([self._run])
+    def results(self) -> BatchResult[Any]:
+        """Return the results, once the batch is over. Raises the error that ended it."""
         if self._run.cancelled():
             raise closed("")
         return self._run.result()
 
     def ended(self) -> bool:
-        if self._run.cancelled():
-            raise closed("")
-        return self._run.done() and self._run.result() is not None
+        return self.over() and self.results() is not None
 
     def only_results(self) -> bool:
         """Drop all texts, those that wait and those that arrive later. Returns True if no other task takes the results."""
@@ -442,9 +433,8 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
     def over(self) -> bool:
         return self._run.done()
 
-    async def idle(self) -> None:
-        await self.until(self.over)
-        await super().idle()
+    def idle(self) -> bool:
+        return self.over() and super().idle()
 
     # called by the loop driver
 

@@ -354,7 +354,9 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
 
 def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
     """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``."""
-    if type(given) is not list and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable)):
+    if type(given) is list:
+        return given
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     if is_table(given):
         how = "pass one column, such as df['prompt'], or its rows, such as df.to_dict('records')"

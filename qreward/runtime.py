@@ -20,9 +20,8 @@ from qreward.engine import background
 from qreward.engine.batch import BatchWaiter, ResultSettings, size_of
 from qreward.engine.driver import Backend, LoopDriver, Single
 from qreward.engine.fleet import AddressLists, Fleet
-from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, Watcher
+from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, StallWatch, Watcher
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.stalls import StallWatch
 from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
 from qreward.live.snapshot import SnapshotMaker
@@ -197,20 +196,20 @@ class Runtime:
         if model not in dialects.most:
             await dialects.find(self.engine.driver(), pool, model, timeout)
             if timeout is not None:
-                timeout -= self.clock() - began
-                if timeout <= 0:
-                    waited = f"no answer within the timeout of {request_options.timeout:g} s"
+                left = timeout - (self.clock() - began)
+                if left <= 0:
+                    waited = f"no answer within the timeout of {timeout:g} s"
                     raise RequestTimeout(f"{waited}: which dialect of decisions {pool.name} speaks is not known yet")
-                request_options = request_options._replace(timeout=timeout)
-            began = self.clock()
+                request_options = request_options._replace(timeout=left)
         most = partial(dialects.most_at, pool, model)
         if (count := len(call.inputs.questions)) <= most():
             result = await self.one(call, request_options)
             if result.error is None or not smaller(call, result.error, result.attempts, most()):
                 return cast("Decision", result.value)
             count = (count + 1) // 2
-        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, ResultSettings(request_options.timeout)
-        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), waited=self.clock() - began, is_call=True)
+        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, ResultSettings(timeout)
+        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), is_call=True)
+        batch.began = began
         (result,) = await batch.run()
         if result.error is not None:
             raise with_trail(result.error, result.attempts)
@@ -218,14 +217,11 @@ class Runtime:
 
     async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
         """Send the decisions of a batch. The questions of a decision are divided among several requests if needed."""
-        began, pool = self.clock(), self.fleet.pool(model)
-        deadline = options.seconds("deadline", given.get("deadline"))
-        options.callback("on_result", given.get("on_result"))
-        self.request_options(given)
+        pool = self.fleet.pool(model)
+        batch = self.batch(DecisionBatch, prepare, model, items, given, most=partial(self.dialects.most_at, pool, model))
         if model not in self.dialects.most:
-            await self.dialects.find(self.engine.driver(), pool, model, deadline)
-        most, waited = partial(self.dialects.most_at, pool, model), self.clock() - began
-        return await self.batch(DecisionBatch, prepare, model, items, given, most=most, waited=waited).run()
+            await self.dialects.find(batch.driver, pool, model, batch.deadline)
+        return await batch.run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""

@@ -79,6 +79,9 @@ class BatchWaiter(Waiter):
         calls: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
         size: number of items, if ``items`` does not know it.
 
+    Attributes:
+        began: when the time of the batch and its deadline began.
+
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
     another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
     """
@@ -88,7 +91,6 @@ class BatchWaiter(Waiter):
     _is_one_request = True  # an item is one request; otherwise a subclass adds the requests of an item to ``_tallies``
     _items_at_once = MOST_AT_ONCE  # items that are taken before ``_room`` is asked again; 1 if an item may need several tasks
     _unit = "items"
-    _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
     def __init__(
         self,
@@ -101,9 +103,9 @@ class BatchWaiter(Waiter):
         calls: Mapping[Pool, int | None] | None = None,
         size: int | None = None,
     ) -> None:
-        self.driver, self.number = driver, next(self._numbers)
+        self.driver, self.number, self.began = driver, next(self._numbers), driver.engine.clock()
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
-        self._deadline, self._on_result, self._progress, self._prices, self._keep = settings
+        self.deadline, self._on_result, self._progress, self._prices, self._keep = settings
         self._beat: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self.context = copy_context()
@@ -116,7 +118,7 @@ class BatchWaiter(Waiter):
         level, timeout, _, tenant, *_ = request_options
         for each, sent in (calls or {pool: 1}).items():
             left = None if self._size is None or sent is None else self._size * sent
-            self._feeds[each] = BatchFeed(each, level, self, driver.engine.clock(), tenant, timeout, left=left)
+            self._feeds[each] = BatchFeed(each, level, self, self.began, tenant, timeout, left=left)
         self._feed = self._feeds[pool]
         self._live: dict[Any, None] = {}  # tasks without an outcome; in a subclass, items without a result
         self._ending = False  # items that were not read are being failed with an error
@@ -136,13 +138,12 @@ class BatchWaiter(Waiter):
             BaseException: the same code raised another exception, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
         driver, clock = self.driver, self.driver.engine.clock
-        began = clock()
-        self._fill_until = began + FILL
+        self._fill_until = clock() + FILL
         for feed in self._feeds.values():
             if feed is not self._feed:
                 driver.locked(driver.engine.scheduler.attend, feed)
-        if self._deadline is not None:
-            self._expiry = driver.loop.call_later(self._deadline - self._waited, self._expire)
+        if self.deadline is not None:
+            self._expiry = driver.loop.call_later(self.began + self.deadline - clock(), self._expire)
         if self._is_async:
             self._reader = driver.loop.create_task(self._read_async())
             self._reader.add_done_callback(report_error)
@@ -168,10 +169,11 @@ class BatchWaiter(Waiter):
             raise
         self._leave()
         await self._close_input()
-        return self._result(clock() - began)
+        return self._result()
 
-    def _result(self, seconds: float) -> BatchResult[Any]:
+    def _result(self) -> BatchResult[Any]:
         """Return the results of all items, or raise the error that ended the batch."""
+        seconds = self.driver.engine.clock() - self.began
         stats = BatchStats(self._count, self._ok, self._failed, seconds, self._tallies.stats())
         batch = BatchResult(list(filter(None, self._results)), stats)
         if self._prices:
@@ -225,7 +227,7 @@ class BatchWaiter(Waiter):
         """Return the progress of the batch. Can be called from any thread."""
         ok, failed = self._ok, self._failed
         counts = {"ok": ok, "failed": failed, "done": ok + failed, "total": self._size, "in_flight": len(self._live)}
-        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": max(0.0, now - self._feed.opened_at)}
+        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": max(0.0, now - self.began)}
 
     # guarded calls of the caller's code
 
@@ -451,7 +453,7 @@ class BatchWaiter(Waiter):
         self._stop(lambda: self._late(why))
 
     def _late(self, why: str) -> QRewardError:
-        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}")
+        return DeadlineExceeded(f"not done within the batch's deadline of {self.deadline:g} s; {why}")
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         error_of_unread = make_error

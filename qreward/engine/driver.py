@@ -17,8 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from qreward.engine.background import report_error, run_in_background
-from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
-from qreward.engine.stalls import EVERY, StallWatch
+from qreward.engine.instrumentation import EVERY, LOG, UNWANTED, Instrumentation, StallWatch, Watcher, within
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.results import Result, with_trail
 from qreward.scheduler.health import HealthChange
@@ -221,8 +220,7 @@ class Engine(Generic[S]):
 
     async def leave(self) -> None:
         """Close what this engine holds in the running event loop, and nothing else."""
-        driver = self._drivers.get(asyncio.get_running_loop())
-        if driver is not None:
+        if (driver := self.here()) is not None:
             await driver.aclose()
 
     def forget(self, driver: LoopDriver) -> None:

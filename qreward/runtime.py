@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
 from random import Random
 from time import monotonic
@@ -17,7 +17,7 @@ from qreward.codecs.base import WireRequest
 from qreward.deciding import DecisionBatch, DialectFinder, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
-from qreward.engine.batch import BatchWaiter, ResultSettings, size_of
+from qreward.engine.batch import BatchWaiter, Items, Prepare, ResultSettings, size_of
 from qreward.engine.driver import Backend, LoopDriver, Single
 from qreward.engine.fleet import AddressLists, Fleet
 from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, StallWatch, Watcher
@@ -42,8 +42,6 @@ from qreward.streaming import BatchStream, Stream
 from qreward.transport.backend import HttpBackend
 
 T = TypeVar("T")
-Prepare = Callable[[Any], WireRequest]
-Items = Iterable[Any] | AsyncIterable[Any]
 Batch = TypeVar("Batch", bound=BatchWaiter)
 
 

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from functools import partial
 from itertools import count, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver, Waiter, result_of
@@ -42,26 +42,19 @@ FILL = 0.05
 
 Prepare = Callable[[Any], Any]
 """Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
-
-
-class BatchProgress(Protocol):
-    """Shows the progress of a batch."""
-
-    def add(self, result: Result[Any]) -> None: ...
-    def refresh(self) -> None: ...
-    def close(self) -> None: ...
+Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class ResultSettings(NamedTuple):
     """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`.
 
-    ``progress`` is closed when the batch ends, however it ends. Without ``keep``, ``BatchWaiter.run`` returns an empty batch with its
-    statistics. ``prices`` has US dollars for a million prompt and completion tokens, by name of the endpoint.
+    ``progress`` is a ``ProgressMeter``, which is closed when the batch ends, however it ends. Without ``keep``, ``BatchWaiter.run`` returns
+    an empty batch with its statistics. ``prices`` has US dollars for a million prompt and completion tokens, by name of the endpoint.
     """
 
     deadline: float | None = None
     on_result: Callable[[Result[Any]], object] | None = None
-    progress: BatchProgress | None = None
+    progress: Any = None
     prices: Mapping[str, tuple[float, float]] = {}
     keep: bool = True
 
@@ -96,7 +89,7 @@ class BatchWaiter(Waiter):
         self,
         driver: LoopDriver,
         pool: Pool,
-        items: Iterable[Any] | AsyncIterable[Any],
+        items: Items,
         prepare: Prepare,
         request_options: RequestOptions,
         settings: ResultSettings,

@@ -13,18 +13,20 @@ from contextvars import Context, copy_context
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from qreward.engine.background import report_error, run_in_background
 from qreward.engine.instrumentation import EVERY, LOG, UNWANTED, Instrumentation, StallWatch, Watcher, within
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.results import Result, with_trail
-from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
+from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command, Scheduler
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, Task, TaskState
+
+if TYPE_CHECKING:
+    from qreward.scheduler.functions import CallScheduler
 
 TURNS = 64
 """Number of attempts that one asyncio task makes before it yields to the event loop."""
@@ -42,15 +44,6 @@ class Backend(Protocol):
         """Make one attempt. Raises only ``CancelledError``, after the connection is closed."""
 
     async def aclose(self) -> None: ...
-
-
-class SchedulerProtocol(Protocol):
-    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common, beside the methods ``submit``, ``withdraw``,
-    ``event``, ``tick`` and ``next_wake``. After each call of a method, the engine takes the resulting commands from ``out`` and the changes
-    of health from ``health_changes``."""
-
-    out: list[Command]
-    health_changes: list[HealthChange]
 
 
 class Waiter(Protocol):
@@ -91,11 +84,14 @@ class Waiter(Protocol):
         """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
 
 
-S = TypeVar("S", bound=SchedulerProtocol)
+S = TypeVar("S", bound="Scheduler | CallScheduler")
 
 
 class Engine(Generic[S]):
     """Holds a scheduler, its lock, and the loop drivers of the event loops that use the scheduler.
+
+    After each call of a method of the scheduler, the engine takes the resulting commands from ``out`` and the changes of health from
+    ``health_changes``.
 
     Args:
         scheduler: makes all decisions.

@@ -65,21 +65,20 @@ class Runtime:
         background.watch(self, Runtime._restart)
 
     def _start(self, config: ClientConfig) -> None:
-        self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watch = _watching(telemetry, observers, self.clock)
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
-        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity, self.addresses)
+        self.fleet = Fleet(self.engine, config, self.addresses)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.dialects = DialectFinder()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
-        self._set_prices()
+        self._set_settings()
         self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         self.addresses.follow()
@@ -100,14 +99,10 @@ class Runtime:
 
     # settings and state
 
-    def _set_config(self, config: ClientConfig) -> None:
-        self._config = config
-        self._usual = options.request_options({}, config.timeout)
-
     @property
     def config(self) -> ClientConfig:
         """The current settings, including endpoints and routes that were added later."""
-        return self._config.model_copy(update={"endpoints": tuple(self.fleet.entries), "routes": tuple(self.fleet.registered)})
+        return self.fleet.config
 
     @property
     def closed(self) -> bool:
@@ -123,31 +118,26 @@ class Runtime:
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of the endpoints and settings that changed. Raises ``ConfigError`` for ``transport``."""
-        if wanted.transport != self._config.transport:
+        if wanted.transport != self.config.transport:
             raise ConfigError("transport cannot change while the client is in use; make a new client")
-
-        def replace() -> frozenset[str]:
-            changed = self.fleet.reload(self.config, wanted)
-            self._set_config(wanted)
-            return changed
-
-        return self.change(replace)
+        return self.change(self.fleet.reload, wanted)
 
     def _addresses_changed(self) -> None:
         self.change(self.fleet.refresh)
 
     def change(self, change: Callable[..., T], *arguments: Any) -> T:
-        """Call a method of ``fleet`` that changes endpoints or routes, and let everything else know of the change."""
+        """Call a method of ``fleet`` that changes its configuration, and let everything else know of the change."""
         with self._changing:
             changed = change(*arguments)
-            self._set_prices()
+            self._set_settings()
         self.addresses.follow()
         self.dialects.changed()
         self.engine.sources_changed()
         self._sharing.sources_changed()
         return changed
 
-    def _set_prices(self) -> None:
+    def _set_settings(self) -> None:
+        self._usual = options.request_options({}, self.config.timeout)
         for source in self.fleet.sources():  # the prices of removed endpoints are kept, for the cost of running batches
             endpoint = cast("Endpoint", source.endpoint)
             if endpoint.price is not None:
@@ -163,7 +153,7 @@ class Runtime:
     # requests
 
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
-        return options.request_options(given, self._config.timeout) if given else self._usual
+        return options.request_options(given, self.config.timeout) if given else self._usual
 
     def result_settings(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> ResultSettings:
         """Check the options of :class:`~qreward.options.ResultOptions`, and start showing the progress of the batch."""
@@ -244,7 +234,7 @@ class Runtime:
             if mergers.get(place) is merger:
                 del mergers[place]
 
-        merger = RequestMerger(driver, pool, spec, tenant, self._list_limits, config=lambda: self._config, idle=remove)
+        merger = RequestMerger(driver, pool, spec, tenant, self._list_limits, config=lambda: self.config, idle=remove)
         mergers[place] = merger
         return merger
 

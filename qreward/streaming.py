@@ -173,8 +173,8 @@ class Stream(StreamHandle[StreamWaiter]):
 
     async def _begun(self) -> Stream:
         waiter = self._open()
-        await self._until(lambda: waiter.begun or waiter.left or waiter.result)
-        if waiter.result is not None and waiter.result.error is not None and not waiter.begun:
+        await self._until(lambda: waiter.stream or waiter.left or waiter.result)
+        if waiter.result is not None and waiter.result.error is not None and waiter.stream is None:
             raise waiter.result.error
         return self
 

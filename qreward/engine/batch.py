@@ -449,12 +449,12 @@ class BatchWaiter(Waiter):
         return DeadlineExceeded(f"not done within the batch's deadline of {self.deadline:g} s; {why}")
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
-        error_of_unread = make_error
+        more = ""
         if self._size is None and not self._feed.ended and self._goes_on():
-            self._size, error_of_unread = self._count + 1, lambda: _of_the_rest(make_error())
+            self._size, more = self._count + 1, "; the input was not read to its end: this error stands for all items from this index on"
         self._ending = True
         self._give_up(make_error)
-        self._end_unread(error_of_unread)
+        self._end_unread(make_error, more)
 
     def _goes_on(self) -> bool:
         """Return whether an input without a length may have more items. An asynchronous one may, until it has ended."""
@@ -463,7 +463,7 @@ class BatchWaiter(Waiter):
         except Exception:
             return True
 
-    def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
+    def _end_unread(self, make_error: Callable[[], QRewardError], more: str) -> None:
         """Give an error to each item that was not read, ``MOST_AT_ONCE`` in a turn of the loop. One error stands for an unknown number."""
         for _ in range(MOST_AT_ONCE):
             if self._size is None or self._count >= self._size or self._error is not None or self._done.done():
@@ -473,8 +473,10 @@ class BatchWaiter(Waiter):
             if self._keep:
                 self._results.append(None)
             self._count += 1
-            self._settle(Result(self._count - 1, None, make_error(), None, 0.0, 0.0))
-        self.driver.loop.call_soon(self._end_unread, make_error)
+            error = make_error()
+            error.args = (f"{error}{more}", *error.args[1:])
+            self._settle(Result(self._count - 1, None, error, None, 0.0, 0.0))
+        self.driver.loop.call_soon(self._end_unread, make_error, more)
 
 
 class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
@@ -544,11 +546,6 @@ def as_ours(error: Exception, item: str, done: str) -> QRewardError:
     wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _of_the_rest(error: QRewardError) -> QRewardError:
-    error.args = (f"{error}; the input was not read to its end: this error stands for all items from this index on", *error.args[1:])
-    return error
 
 
 def _is_only_ours(error: BaseException) -> bool:

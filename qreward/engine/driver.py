@@ -206,7 +206,7 @@ class Engine(Generic[S]):
             self.closed, drivers = True, list(self._drivers.values())
         for driver in drivers:
             if driver.loop is here:
-                await driver.aclose()
+                await self.leave()
             elif driver.loop.is_closed():
                 await driver.backend.aclose()
             else:
@@ -215,9 +215,9 @@ class Engine(Generic[S]):
         self._drivers.clear()
 
     async def leave(self) -> None:
-        """Close what this engine holds in the running event loop, and nothing else."""
+        """Close what this engine holds in the running event loop, once, and nothing else. A cancelled caller does not stop the closing."""
         if (driver := self.here()) is not None:
-            await driver.aclose()
+            await asyncio.shield(driver.closing())
 
     def forget(self, driver: LoopDriver) -> None:
         """Remove a loop driver that has ended. Its timer may have been set for work of another driver, so all others are woken."""
@@ -475,12 +475,8 @@ class LoopDriver:
             self._stop()
             await self.backend.aclose()
 
-    async def aclose(self) -> None:
-        """End unfinished work, and close the connections, once. A caller that is cancelled does not stop the closing."""
-        await asyncio.shield(self.closing())
-
     def closing(self) -> asyncio.Task[None]:
-        """Return the asyncio task that closes this driver. It is started if it is not running yet."""
+        """Return the asyncio task that ends unfinished work and closes the connections. It is started if it is not running yet."""
         if self._closing is None:
             self._closing = self.loop.create_task(self._close())
         return self._closing

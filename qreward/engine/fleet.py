@@ -301,10 +301,8 @@ class Fleet:
         """Let each backend close its connections to endpoints that no longer exist."""
         here = self._engine.here()
         for driver in self._engine.drivers():
-            if driver is here:  # before the next request
-                self._release_at(driver)
-            else:
-                driver.later(partial(self._release_at, driver))
+            release = partial(self._release_at, driver)
+            release() if driver is here else driver.later(release)  # here, before the next request
 
     def _release_at(self, driver: LoopDriver) -> None:
         """Call ``keep`` of a driver's backend, in its event loop. Several changes may arrive in another order than they were made."""

@@ -7,7 +7,7 @@ There is no asyncio task, future or coroutine per item. Memory holds the items i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from itertools import count, islice
@@ -19,7 +19,7 @@ from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BadRequest, BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.records import retries
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result
-from qreward.scheduler.outcome import Answer, Outcome
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source, SourceCounters
 from qreward.scheduler.stats import LatencyStats, Quantiles
@@ -79,7 +79,6 @@ class BatchWaiter(Waiter):
     another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
     """
 
-    execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
     _numbers = count(1)
     _is_one_request = True  # an item is one request; otherwise a subclass adds the requests of an item to ``_tallies``
     _items_at_once = MOST_AT_ONCE  # items that are taken before ``_room`` is asked again; 1 if an item may need several tasks

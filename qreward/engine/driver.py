@@ -46,7 +46,7 @@ class Backend(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Waiter(Protocol):
+class Waiter:
     """Receives the outcomes of tasks, for a single call, a batch or a stream. A task refers to its waiter as ``task.waiter``.
 
     Attributes:
@@ -58,15 +58,14 @@ class Waiter(Protocol):
     __slots__ = ()
     driver: LoopDriver
     context: Context
-
-    @property
-    def execute(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+    execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
 
     def start(self, attempt: Attempt) -> None:
         """Carry out an attempt. By default, this and the next attempts of the waiter run in a new asyncio task."""
         self.driver.spawn(attempt, self)
 
-    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        raise NotImplementedError
 
     def read(self, feed: BatchFeed) -> bool:
         """Read more input into the feed, for a ``MORE`` command. Returns False if the waiter reads later and then calls
@@ -82,6 +81,7 @@ class Waiter(Protocol):
 
     def abandon(self) -> list[Task]:
         """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
+        raise NotImplementedError
 
 
 S = TypeVar("S", bound="Scheduler | CallScheduler")
@@ -197,7 +197,7 @@ class Engine(Generic[S]):
     def _wake_all(self) -> None:
         """Let all loop drivers check their timers, because the scheduler's next wake time may have changed."""
         for driver in list(self._drivers.values()):
-            driver.wake_soon()
+            driver.later(driver.rearm)
 
     async def aclose(self) -> None:
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
@@ -344,7 +344,7 @@ class LoopDriver:
     def _posted(self, command: Command) -> None:
         if command[0] != SEND or command[1] in self._attempts:  # otherwise it was given back
             self.run([command])
-        self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
+        self.rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in a new asyncio task that has a copy of the caller's context."""
@@ -436,10 +436,6 @@ class LoopDriver:
         """Return whether the timer is set for ``wake`` or earlier. Can be called from any thread."""
         return self._timer is not None and self._timer_at <= wake
 
-    def wake_soon(self) -> None:
-        """Check the timer again, because the scheduler was changed from another thread or event loop."""
-        self.later(self._rearm)
-
     def later(self, work: Callable[[], object]) -> None:
         """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`release` then cleans up."""
         with contextlib.suppress(RuntimeError):
@@ -460,7 +456,8 @@ class LoopDriver:
     def _alive(self, asked_at: float) -> None:
         self._asked_at, self._lag = None, self.engine.clock() - asked_at
 
-    def _rearm(self) -> None:
+    def rearm(self) -> None:
+        """Set the timer anew, because the scheduler was changed from another thread or event loop."""
         with self.engine.lock:
             wake = self.engine.scheduler.next_wake()
         self._arm(wake)
@@ -543,7 +540,6 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 class Single(Waiter):
     """Receives the outcome of a single call. The caller's own asyncio task runs its attempts. Only a hedge needs another asyncio task."""
 
-    execute = None
     __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")
 
     def __init__(self, driver: LoopDriver) -> None:

@@ -415,7 +415,7 @@ def request_options(options: Mapping[str, Any], default_timeout: float | None) -
         raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
     limit = default_timeout if timeout is DEFAULT else seconds("timeout", timeout)
     try:
-        level = priority_level(options.get("priority", Priority.NORMAL))
+        level = priority_level(options["priority"]) if "priority" in options else Priority.NORMAL.value
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None
     return RequestOptions(level, limit, hedge, tenant, on_interrupt == "restart", streamed)

@@ -356,7 +356,8 @@ class LoopDriver:
         self._runners.discard(runner)
         if first in self._attempts:  # the asyncio task was cancelled from outside before its first step
             self.ended(first, CANCELLED)
-        report_error(runner)
+        if not runner.cancelled() and runner.exception() is not None:
+            report_error(runner)
 
     async def run_attempts(self, first: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in the current asyncio task. Report their outcomes."""

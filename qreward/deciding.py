@@ -174,13 +174,13 @@ class DecisionBatch(BatchWaiter):
     _items_at_once = 1
     _is_one_request = False
 
-    def __init__(self, *args: Any, most: Callable[[], int], waited: float, is_call: bool = False) -> None:
+    def __init__(self, *args: Any, most: Callable[[], int], is_call: bool = False) -> None:
         super().__init__(*args)
-        self._most, self._waited, self._is_call = most, waited, is_call
+        self._most, self._is_call = most, is_call
         self._divided: dict[int, DividedItem] = {}  # by index
 
     def _late(self, why: str) -> QRewardError:
-        return RequestTimeout(f"no answer within the timeout of {self._deadline:g} s; {why}") if self._is_call else super()._late(why)
+        return RequestTimeout(f"no answer within the timeout of {self.deadline:g} s; {why}") if self._is_call else super()._late(why)
 
     def _put(self, index: int, payload: WireRequest) -> None:
         calls = divided(payload, self._most())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from qreward.callables import NOT_GIVEN, FunctionKind, kind_of, show_keywords
 from qreward.codecs import json as jsonio
@@ -222,7 +222,10 @@ _PARAMS = ModelParams.__optional_keys__
 _PARAM_TYPO = 0.88
 """Minimum similarity of a misspelled parameter: higher than ``TYPO``, because servers have many parameters with similar names."""
 _OF_ENDPOINTS = Endpoint.model_fields.keys() - {"models"}  # OpenRouter has a parameter ``models``
-OPTIONS = (ChatBatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
+_KINDS: tuple[Any, ...] = (CallOptions, ChatOptions, BatchOptions, ChatBatchOptions, StreamOptions, BatchStreamOptions)
+_NAMES: dict[type, frozenset[str]] = {kind: kind.__optional_keys__ - _PARAMS for kind in _KINDS}
+"""The names of the options of each kind of call."""
+OPTIONS = frozenset().union(*_NAMES.values())
 """The options of all calls. None of them is sent to a server as a parameter."""
 
 
@@ -236,7 +239,7 @@ def show_options(client: type) -> None:
 
 def arguments_of(kind: type, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the options among the arguments of a call, and the parameters of the model."""
-    names = _names_of(kind)
+    names = _NAMES[kind]
     if names.isdisjoint(arguments):
         return {}, arguments
     options: dict[str, Any] = {}
@@ -244,11 +247,6 @@ def arguments_of(kind: type, arguments: Mapping[str, Any]) -> tuple[Mapping[str,
     for name, value in arguments.items():
         (options if name in names else params)[name] = value
     return options, params
-
-
-@cache
-def _names_of(kind: Any) -> frozenset[str]:
-    return cast("frozenset[str]", kind.__optional_keys__ - _PARAMS)
 
 
 def preparer(
@@ -354,7 +352,9 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
 
 def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
     """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``."""
-    if type(given) is not list and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable)):
+    if type(given) is list:
+        return given
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     if is_table(given):
         how = "pass one column, such as df['prompt'], or its rows, such as df.to_dict('records')"
@@ -415,7 +415,7 @@ def request_options(options: Mapping[str, Any], default_timeout: float | None) -
         raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
     limit = default_timeout if timeout is DEFAULT else seconds("timeout", timeout)
     try:
-        level = priority_level(options.get("priority", Priority.NORMAL))
+        level = priority_level(options["priority"]) if "priority" in options else Priority.NORMAL.value
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None
     return RequestOptions(level, limit, hedge, tenant, on_interrupt == "restart", streamed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
 from random import Random
 from time import monotonic
@@ -17,12 +17,11 @@ from qreward.codecs.base import WireRequest
 from qreward.deciding import DecisionBatch, DialectFinder, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
-from qreward.engine.batch import BatchWaiter, ResultSettings, size_of
+from qreward.engine.batch import BatchWaiter, Items, Prepare, ResultSettings, size_of
 from qreward.engine.driver import Backend, LoopDriver, Single
 from qreward.engine.fleet import AddressLists, Fleet
-from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, Watcher
+from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, StallWatch, Watcher
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.stalls import StallWatch
 from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
 from qreward.live.snapshot import SnapshotMaker
@@ -43,8 +42,6 @@ from qreward.streaming import BatchStream, Stream
 from qreward.transport.backend import HttpBackend
 
 T = TypeVar("T")
-Prepare = Callable[[Any], WireRequest]
-Items = Iterable[Any] | AsyncIterable[Any]
 Batch = TypeVar("Batch", bound=BatchWaiter)
 
 
@@ -68,21 +65,20 @@ class Runtime:
         background.watch(self, Runtime._restart)
 
     def _start(self, config: ClientConfig) -> None:
-        self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watch = _watching(telemetry, observers, self.clock)
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
-        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity, self.addresses)
+        self.fleet = Fleet(self.engine, config, self.addresses)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.dialects = DialectFinder()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
-        self._set_prices()
+        self._set_settings()
         self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         self.addresses.follow()
@@ -103,14 +99,10 @@ class Runtime:
 
     # settings and state
 
-    def _set_config(self, config: ClientConfig) -> None:
-        self._config = config
-        self._usual = options.request_options({}, config.timeout)
-
     @property
     def config(self) -> ClientConfig:
         """The current settings, including endpoints and routes that were added later."""
-        return self._config.model_copy(update={"endpoints": tuple(self.fleet.entries), "routes": tuple(self.fleet.registered)})
+        return self.fleet.config
 
     @property
     def closed(self) -> bool:
@@ -126,31 +118,26 @@ class Runtime:
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of the endpoints and settings that changed. Raises ``ConfigError`` for ``transport``."""
-        if wanted.transport != self._config.transport:
+        if wanted.transport != self.config.transport:
             raise ConfigError("transport cannot change while the client is in use; make a new client")
-
-        def replace() -> frozenset[str]:
-            changed = self.fleet.reload(self.config, wanted)
-            self._set_config(wanted)
-            return changed
-
-        return self.change(replace)
+        return self.change(self.fleet.reload, wanted)
 
     def _addresses_changed(self) -> None:
         self.change(self.fleet.refresh)
 
     def change(self, change: Callable[..., T], *arguments: Any) -> T:
-        """Call a method of ``fleet`` that changes endpoints or routes, and let everything else know of the change."""
+        """Call a method of ``fleet`` that changes its configuration, and let everything else know of the change."""
         with self._changing:
             changed = change(*arguments)
-            self._set_prices()
+            self._set_settings()
         self.addresses.follow()
         self.dialects.changed()
         self.engine.sources_changed()
         self._sharing.sources_changed()
         return changed
 
-    def _set_prices(self) -> None:
+    def _set_settings(self) -> None:
+        self._usual = options.request_options({}, self.config.timeout)
         for source in self.fleet.sources():  # the prices of removed endpoints are kept, for the cost of running batches
             endpoint = cast("Endpoint", source.endpoint)
             if endpoint.price is not None:
@@ -166,7 +153,7 @@ class Runtime:
     # requests
 
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
-        return options.request_options(given, self._config.timeout) if given else self._usual
+        return options.request_options(given, self.config.timeout) if given else self._usual
 
     def result_settings(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> ResultSettings:
         """Check the options of :class:`~qreward.options.ResultOptions`, and start showing the progress of the batch."""
@@ -197,20 +184,20 @@ class Runtime:
         if model not in dialects.most:
             await dialects.find(self.engine.driver(), pool, model, timeout)
             if timeout is not None:
-                timeout -= self.clock() - began
-                if timeout <= 0:
-                    waited = f"no answer within the timeout of {request_options.timeout:g} s"
+                left = timeout - (self.clock() - began)
+                if left <= 0:
+                    waited = f"no answer within the timeout of {timeout:g} s"
                     raise RequestTimeout(f"{waited}: which dialect of decisions {pool.name} speaks is not known yet")
-                request_options = request_options._replace(timeout=timeout)
-            began = self.clock()
+                request_options = request_options._replace(timeout=left)
         most = partial(dialects.most_at, pool, model)
         if (count := len(call.inputs.questions)) <= most():
             result = await self.one(call, request_options)
             if result.error is None or not smaller(call, result.error, result.attempts, most()):
                 return cast("Decision", result.value)
             count = (count + 1) // 2
-        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, ResultSettings(request_options.timeout)
-        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), waited=self.clock() - began, is_call=True)
+        arguments = self.engine.driver(), pool, [call], lambda call: call, request_options, ResultSettings(timeout)
+        batch = DecisionBatch(*arguments, most=lambda: min(most(), count), is_call=True)
+        batch.began = began
         (result,) = await batch.run()
         if result.error is not None:
             raise with_trail(result.error, result.attempts)
@@ -218,14 +205,11 @@ class Runtime:
 
     async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
         """Send the decisions of a batch. The questions of a decision are divided among several requests if needed."""
-        began, pool = self.clock(), self.fleet.pool(model)
-        deadline = options.seconds("deadline", given.get("deadline"))
-        options.callback("on_result", given.get("on_result"))
-        self.request_options(given)
+        pool = self.fleet.pool(model)
+        batch = self.batch(DecisionBatch, prepare, model, items, given, most=partial(self.dialects.most_at, pool, model))
         if model not in self.dialects.most:
-            await self.dialects.find(self.engine.driver(), pool, model, deadline)
-        most, waited = partial(self.dialects.most_at, pool, model), self.clock() - began
-        return await self.batch(DecisionBatch, prepare, model, items, given, most=most, waited=waited).run()
+            await self.dialects.find(batch.driver, pool, model, batch.deadline)
+        return await batch.run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""
@@ -250,7 +234,7 @@ class Runtime:
             if mergers.get(place) is merger:
                 del mergers[place]
 
-        merger = RequestMerger(driver, pool, spec, tenant, self._list_limits, config=lambda: self._config, idle=remove)
+        merger = RequestMerger(driver, pool, spec, tenant, self._list_limits, config=lambda: self.config, idle=remove)
         mergers[place] = merger
         return merger
 

@@ -45,7 +45,7 @@ class StreamHandle(Generic[W]):
         waiter = self._waiter
         if waiter is not None and asyncio.get_running_loop() is waiter.driver.loop:
             waiter.leave()
-            await waiter.idle()
+            await waiter.until(waiter.idle)
         else:
             self._drop()
 
@@ -59,10 +59,10 @@ class StreamHandle(Generic[W]):
             self._waiter = self._begin()
         return self._waiter
 
-    async def _until(self, end: Callable[[], Any]) -> Any:
-        """Wait for the end, or for another event. If the wait is cancelled or fails, the stream is left."""
+    async def _until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds. If the wait is cancelled or fails, the stream is left."""
         try:
-            return await end()
+            await self._open().until(condition)
         except BaseException:
             self._drop()
             raise
@@ -150,8 +150,13 @@ class Stream(StreamHandle[StreamWaiter]):
             RequestError, Rejected: as in :meth:`QRewardClient.chat_completion`.
             StreamInterrupted: the stream broke after the first token, or was left early.
         """
-        result: Result[ChatCompletion] = await self._until(self._open().ends)
-        return result.value
+        waiter = self._open()
+        waiter.only_results()
+        await self._until(lambda: waiter.result or waiter.left)
+        if waiter.result is None:
+            raise closed(waiter.text())
+        completion: ChatCompletion = waiter.result.value
+        return completion
 
     @property
     def text(self) -> str:
@@ -168,8 +173,8 @@ class Stream(StreamHandle[StreamWaiter]):
 
     async def _begun(self) -> Stream:
         waiter = self._open()
-        await self._until(waiter.begins)
-        if waiter.result is not None and waiter.result.error is not None and not waiter.begun:
+        await self._until(lambda: waiter.stream or waiter.left or waiter.result)
+        if waiter.result is not None and waiter.result.error is not None and waiter.stream is None:
             raise waiter.result.error
         return self
 
@@ -222,8 +227,8 @@ class BatchStream(StreamHandle[BatchStreamWaiter]):
         if waiter.only_results():
             async for _ in self.events():
                 pass
-        batch: BatchResult[ChatCompletion] = await self._until(waiter.ends)
-        return batch
+        await self._until(waiter.over)
+        return waiter.results()
 
     def _text(self, event: tuple[int, Any]) -> tuple[int, str] | None:
         self._event(event)

@@ -11,12 +11,13 @@ from typing import Any
 from qreward.engine import batch as bulk
 from qreward.engine.batch import ResultSettings
 from qreward.engine.driver import Engine, Single
-from qreward.engine.fleet import Fleet
+from qreward.engine.fleet import AddressLists, Fleet
 from qreward.errors import QRewardError
 from qreward.scheduler.outcome import Answer, Failure, Outcome
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import RequestOptions, Task
+from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 from simulation.doors import Job
@@ -81,7 +82,8 @@ class ShellWorld(Stage):
         loop = asyncio.get_running_loop()
         engine: Engine[Scheduler] = Engine(self.scheduler(), lambda: Wire(self), clock=loop.time)
         self._engine = engine
-        self._fleet = Fleet(engine, [self._endpoint(place) for place in range(len(self.servers))], ())
+        config = ClientConfig(endpoints=tuple(map(self._endpoint, range(len(self.servers)))), prefix_affinity=None)
+        self._fleet = Fleet(engine, config, AddressLists(lambda: None))
         self.sources += self._fleet.sources()
         pump = self.pump = Pump(self.agenda, loop)
         pump.enter()

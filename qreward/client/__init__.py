@@ -16,7 +16,7 @@ from qreward.codecs.rewards.base import Operation, RewardScore
 from qreward.codecs.rewards.kinds import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchWaiter, Items
 from qreward.errors import ConfigError
 from qreward.live.snapshot import Snapshot, stats_of
 from qreward.options import (
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from qreward.live.channel import LiveView
     from qreward.live.trace import Trace
     from qreward.telemetry import Telemetry
-
-Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class QRewardClient:
@@ -300,7 +298,7 @@ class QRewardClient:
         if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
             raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
         given, params = arguments_of(CallOptions, options)
-        spec = _merge_spec(RERANK, model, {**params, "query": query}, given)
+        spec = MergeSpec(RERANK, model, {**params, "query": query}, **given)
         scheduling = self._runtime.request_options(given)
         return [result.value for result in await self._runtime.merged(spec, spec.calls("documents", documents), scheduling)]
 
@@ -474,9 +472,11 @@ class QRewardClient:
 
         return await run_bulk(self, source, output, options, scorer=scorer)
 
+    # an operation of None means embeddings
+
     async def _merged_one(self, operation: Operation | None, model: str, item: Any, options: Mapping[str, Any]) -> Any:
         given, params = arguments_of(CallOptions, options)
-        spec = _merge_spec(operation, model, params, given)
+        spec = EmbeddingsSpec(model, params, **given) if operation is None else MergeSpec(operation, model, params, **given)
         (result,) = await self._runtime.merged(spec, [spec.call(item)], self._runtime.request_options(given))
         return result.value
 
@@ -484,7 +484,8 @@ class QRewardClient:
         self, operation: Operation | None, model: str, name: str, items: Items, options: Mapping[str, Any]
     ) -> BatchResult[Any]:
         given, params = arguments_of(BatchOptions, options)
-        return await self._runtime.merged_many(_merge_spec(operation, model, params, given), batch_items(name, items), given)
+        spec = EmbeddingsSpec(model, params, **given) if operation is None else MergeSpec(operation, model, params, **given)
+        return await self._runtime.merged_many(spec, batch_items(name, items), given)
 
     # changing endpoints and routes
 
@@ -654,12 +655,6 @@ class QRewardClient:
 
 
 show_options(QRewardClient)
-
-
-def _merge_spec(operation: Operation | None, model: str, params: Mapping[str, Any], given: Mapping[str, Any]) -> MergeSpec:
-    """Return the settings for merging the items of a call into requests. An ``operation`` of None means embeddings."""
-    shared = model, params, given.get("extra_headers"), given.get("extra_body")
-    return EmbeddingsSpec(*shared) if operation is None else MergeSpec(operation, *shared)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,19 +7,19 @@ There is no asyncio task, future or coroutine per item. Memory holds the items i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from itertools import count, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver, Waiter, result_of
 from qreward.errors import BadRequest, BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.records import retries
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result
-from qreward.scheduler.outcome import Answer, Outcome
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source, SourceCounters
 from qreward.scheduler.stats import LatencyStats, Quantiles
@@ -42,26 +42,19 @@ FILL = 0.05
 
 Prepare = Callable[[Any], Any]
 """Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
-
-
-class BatchProgress(Protocol):
-    """Shows the progress of a batch."""
-
-    def add(self, result: Result[Any]) -> None: ...
-    def refresh(self) -> None: ...
-    def close(self) -> None: ...
+Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class ResultSettings(NamedTuple):
     """How the results of a batch are collected: the checked options of :class:`~qreward.options.ResultOptions`.
 
-    ``progress`` is closed when the batch ends, however it ends. Without ``keep``, ``BatchWaiter.run`` returns an empty batch with its
-    statistics. ``prices`` has US dollars for a million prompt and completion tokens, by name of the endpoint.
+    ``progress`` is a ``ProgressMeter``, which is closed when the batch ends, however it ends. Without ``keep``, ``BatchWaiter.run`` returns
+    an empty batch with its statistics. ``prices`` has US dollars for a million prompt and completion tokens, by name of the endpoint.
     """
 
     deadline: float | None = None
     on_result: Callable[[Result[Any]], object] | None = None
-    progress: BatchProgress | None = None
+    progress: Any = None
     prices: Mapping[str, tuple[float, float]] = {}
     keep: bool = True
 
@@ -79,31 +72,32 @@ class BatchWaiter(Waiter):
         calls: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
         size: number of items, if ``items`` does not know it.
 
+    Attributes:
+        began: when the time of the batch and its deadline began.
+
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
     another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
     """
 
-    execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
     _numbers = count(1)
     _is_one_request = True  # an item is one request; otherwise a subclass adds the requests of an item to ``_tallies``
     _items_at_once = MOST_AT_ONCE  # items that are taken before ``_room`` is asked again; 1 if an item may need several tasks
     _unit = "items"
-    _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
     def __init__(
         self,
         driver: LoopDriver,
         pool: Pool,
-        items: Iterable[Any] | AsyncIterable[Any],
+        items: Items,
         prepare: Prepare,
         request_options: RequestOptions,
         settings: ResultSettings,
         calls: Mapping[Pool, int | None] | None = None,
         size: int | None = None,
     ) -> None:
-        self.driver, self.number = driver, next(self._numbers)
+        self.driver, self.number, self.began = driver, next(self._numbers), driver.engine.clock()
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
-        self._deadline, self._on_result, self._progress, self._prices, self._keep = settings
+        self.deadline, self._on_result, self._progress, self._prices, self._keep = settings
         self._beat: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self.context = copy_context()
@@ -116,7 +110,7 @@ class BatchWaiter(Waiter):
         level, timeout, _, tenant, *_ = request_options
         for each, sent in (calls or {pool: 1}).items():
             left = None if self._size is None or sent is None else self._size * sent
-            self._feeds[each] = BatchFeed(each, level, self, driver.engine.clock(), tenant, timeout, left=left)
+            self._feeds[each] = BatchFeed(each, level, self, self.began, tenant, timeout, left=left)
         self._feed = self._feeds[pool]
         self._live: dict[Any, None] = {}  # tasks without an outcome; in a subclass, items without a result
         self._ending = False  # items that were not read are being failed with an error
@@ -136,13 +130,12 @@ class BatchWaiter(Waiter):
             BaseException: the same code raised another exception, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
         driver, clock = self.driver, self.driver.engine.clock
-        began = clock()
-        self._fill_until = began + FILL
+        self._fill_until = clock() + FILL
         for feed in self._feeds.values():
             if feed is not self._feed:
                 driver.locked(driver.engine.scheduler.attend, feed)
-        if self._deadline is not None:
-            self._expiry = driver.loop.call_later(self._deadline - self._waited, self._expire)
+        if self.deadline is not None:
+            self._expiry = driver.loop.call_later(self.began + self.deadline - clock(), self._expire)
         if self._is_async:
             self._reader = driver.loop.create_task(self._read_async())
             self._reader.add_done_callback(report_error)
@@ -168,10 +161,11 @@ class BatchWaiter(Waiter):
             raise
         self._leave()
         await self._close_input()
-        return self._result(clock() - began)
+        return self._result()
 
-    def _result(self, seconds: float) -> BatchResult[Any]:
+    def _result(self) -> BatchResult[Any]:
         """Return the results of all items, or raise the error that ended the batch."""
+        seconds = self.driver.engine.clock() - self.began
         stats = BatchStats(self._count, self._ok, self._failed, seconds, self._tallies.stats())
         batch = BatchResult(list(filter(None, self._results)), stats)
         if self._prices:
@@ -225,7 +219,7 @@ class BatchWaiter(Waiter):
         """Return the progress of the batch. Can be called from any thread."""
         ok, failed = self._ok, self._failed
         counts = {"ok": ok, "failed": failed, "done": ok + failed, "total": self._size, "in_flight": len(self._live)}
-        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": max(0.0, now - self._feed.opened_at)}
+        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": max(0.0, now - self.began)}
 
     # guarded calls of the caller's code
 
@@ -451,15 +445,15 @@ class BatchWaiter(Waiter):
         self._stop(lambda: self._late(why))
 
     def _late(self, why: str) -> QRewardError:
-        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}")
+        return DeadlineExceeded(f"not done within the batch's deadline of {self.deadline:g} s; {why}")
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
-        error_of_unread = make_error
+        more = ""
         if self._size is None and not self._feed.ended and self._goes_on():
-            self._size, error_of_unread = self._count + 1, lambda: _of_the_rest(make_error())
+            self._size, more = self._count + 1, "; the input was not read to its end: this error stands for all items from this index on"
         self._ending = True
         self._give_up(make_error)
-        self._end_unread(error_of_unread)
+        self._end_unread(make_error, more)
 
     def _goes_on(self) -> bool:
         """Return whether an input without a length may have more items. An asynchronous one may, until it has ended."""
@@ -468,7 +462,7 @@ class BatchWaiter(Waiter):
         except Exception:
             return True
 
-    def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
+    def _end_unread(self, make_error: Callable[[], QRewardError], more: str) -> None:
         """Give an error to each item that was not read, ``MOST_AT_ONCE`` in a turn of the loop. One error stands for an unknown number."""
         for _ in range(MOST_AT_ONCE):
             if self._size is None or self._count >= self._size or self._error is not None or self._done.done():
@@ -478,8 +472,10 @@ class BatchWaiter(Waiter):
             if self._keep:
                 self._results.append(None)
             self._count += 1
-            self._settle(Result(self._count - 1, None, make_error(), None, 0.0, 0.0))
-        self.driver.loop.call_soon(self._end_unread, make_error)
+            error = make_error()
+            error.args = (f"{error}{more}", *error.args[1:])
+            self._settle(Result(self._count - 1, None, error, None, 0.0, 0.0))
+        self.driver.loop.call_soon(self._end_unread, make_error, more)
 
 
 class Tallies(dict[str, tuple[SourceCounters, Quantiles]]):
@@ -549,11 +545,6 @@ def as_ours(error: Exception, item: str, done: str) -> QRewardError:
     wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _of_the_rest(error: QRewardError) -> QRewardError:
-    error.args = (f"{error}; the input was not read to its end: this error stands for all items from this index on", *error.args[1:])
-    return error
 
 
 def _is_only_ours(error: BaseException) -> bool:

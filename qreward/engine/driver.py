@@ -13,19 +13,20 @@ from contextvars import Context, copy_context
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from qreward.engine.background import report_error, run_in_background
-from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
-from qreward.engine.stalls import EVERY, StallWatch
+from qreward.engine.instrumentation import EVERY, LOG, UNWANTED, Instrumentation, StallWatch, Watcher, within
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.results import Result, with_trail
-from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
+from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command, Scheduler
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, Task, TaskState
+
+if TYPE_CHECKING:
+    from qreward.scheduler.functions import CallScheduler
 
 TURNS = 64
 """Number of attempts that one asyncio task makes before it yields to the event loop."""
@@ -45,16 +46,7 @@ class Backend(Protocol):
     async def aclose(self) -> None: ...
 
 
-class SchedulerProtocol(Protocol):
-    """What ``Scheduler`` (endpoints) and ``CallScheduler`` (functions) have in common, beside the methods ``submit``, ``withdraw``,
-    ``event``, ``tick`` and ``next_wake``. After each call of a method, the engine takes the resulting commands from ``out`` and the changes
-    of health from ``health_changes``."""
-
-    out: list[Command]
-    health_changes: list[HealthChange]
-
-
-class Waiter(Protocol):
+class Waiter:
     """Receives the outcomes of tasks, for a single call, a batch or a stream. A task refers to its waiter as ``task.waiter``.
 
     Attributes:
@@ -66,15 +58,14 @@ class Waiter(Protocol):
     __slots__ = ()
     driver: LoopDriver
     context: Context
-
-    @property
-    def execute(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+    execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
 
     def start(self, attempt: Attempt) -> None:
         """Carry out an attempt. By default, this and the next attempts of the waiter run in a new asyncio task."""
         self.driver.spawn(attempt, self)
 
-    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        raise NotImplementedError
 
     def read(self, feed: BatchFeed) -> bool:
         """Read more input into the feed, for a ``MORE`` command. Returns False if the waiter reads later and then calls
@@ -90,13 +81,17 @@ class Waiter(Protocol):
 
     def abandon(self) -> list[Task]:
         """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
+        raise NotImplementedError
 
 
-S = TypeVar("S", bound=SchedulerProtocol)
+S = TypeVar("S", bound="Scheduler | CallScheduler")
 
 
 class Engine(Generic[S]):
     """Holds a scheduler, its lock, and the loop drivers of the event loops that use the scheduler.
+
+    After each call of a method of the scheduler, the engine takes the resulting commands from ``out`` and the changes of health from
+    ``health_changes``.
 
     Args:
         scheduler: makes all decisions.
@@ -202,7 +197,7 @@ class Engine(Generic[S]):
     def _wake_all(self) -> None:
         """Let all loop drivers check their timers, because the scheduler's next wake time may have changed."""
         for driver in list(self._drivers.values()):
-            driver.wake_soon()
+            driver.later(driver.rearm)
 
     async def aclose(self) -> None:
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
@@ -211,7 +206,7 @@ class Engine(Generic[S]):
             self.closed, drivers = True, list(self._drivers.values())
         for driver in drivers:
             if driver.loop is here:
-                await driver.aclose()
+                await self.leave()
             elif driver.loop.is_closed():
                 await driver.backend.aclose()
             else:
@@ -220,10 +215,9 @@ class Engine(Generic[S]):
         self._drivers.clear()
 
     async def leave(self) -> None:
-        """Close what this engine holds in the running event loop, and nothing else."""
-        driver = self._drivers.get(asyncio.get_running_loop())
-        if driver is not None:
-            await driver.aclose()
+        """Close what this engine holds in the running event loop, once, and nothing else. A cancelled caller does not stop the closing."""
+        if (driver := self.here()) is not None:
+            await asyncio.shield(driver.closing())
 
     def forget(self, driver: LoopDriver) -> None:
         """Remove a loop driver that has ended. Its timer may have been set for work of another driver, so all others are woken."""
@@ -350,7 +344,7 @@ class LoopDriver:
     def _posted(self, command: Command) -> None:
         if command[0] != SEND or command[1] in self._attempts:  # otherwise it was given back
             self.run([command])
-        self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
+        self.rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     def spawn(self, attempt: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in a new asyncio task that has a copy of the caller's context."""
@@ -362,7 +356,8 @@ class LoopDriver:
         self._runners.discard(runner)
         if first in self._attempts:  # the asyncio task was cancelled from outside before its first step
             self.ended(first, CANCELLED)
-        report_error(runner)
+        if not runner.cancelled() and runner.exception() is not None:
+            report_error(runner)
 
     async def run_attempts(self, first: Attempt, batch: Waiter | None = None) -> None:
         """Carry out an attempt, and then the next ones of ``batch``, in the current asyncio task. Report their outcomes."""
@@ -442,10 +437,6 @@ class LoopDriver:
         """Return whether the timer is set for ``wake`` or earlier. Can be called from any thread."""
         return self._timer is not None and self._timer_at <= wake
 
-    def wake_soon(self) -> None:
-        """Check the timer again, because the scheduler was changed from another thread or event loop."""
-        self.later(self._rearm)
-
     def later(self, work: Callable[[], object]) -> None:
         """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`release` then cleans up."""
         with contextlib.suppress(RuntimeError):
@@ -466,7 +457,8 @@ class LoopDriver:
     def _alive(self, asked_at: float) -> None:
         self._asked_at, self._lag = None, self.engine.clock() - asked_at
 
-    def _rearm(self) -> None:
+    def rearm(self) -> None:
+        """Set the timer anew, because the scheduler was changed from another thread or event loop."""
         with self.engine.lock:
             wake = self.engine.scheduler.next_wake()
         self._arm(wake)
@@ -481,12 +473,8 @@ class LoopDriver:
             self._stop()
             await self.backend.aclose()
 
-    async def aclose(self) -> None:
-        """End unfinished work, and close the connections, once. A caller that is cancelled does not stop the closing."""
-        await asyncio.shield(self.closing())
-
     def closing(self) -> asyncio.Task[None]:
-        """Return the asyncio task that closes this driver. It is started if it is not running yet."""
+        """Return the asyncio task that ends unfinished work and closes the connections. It is started if it is not running yet."""
         if self._closing is None:
             self._closing = self.loop.create_task(self._close())
         return self._closing
@@ -553,7 +541,6 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 class Single(Waiter):
     """Receives the outcome of a single call. The caller's own asyncio task runs its attempts. Only a hedge needs another asyncio task."""
 
-    execute = None
     __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")
 
     def __init__(self, driver: LoopDriver) -> None:

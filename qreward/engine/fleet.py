@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import ref
 
@@ -46,7 +46,7 @@ from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source, make_source
 from qreward.settings.base import repeated
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
+from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, Route
 from qreward.spelling import did_you_mean
 
 SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
@@ -66,21 +66,13 @@ WINDOW_RESTRICTED = 0.8
 
 
 class Fleet:
-    """Keeps the endpoints by name, and the pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
+    """Keeps the endpoints by name, and the pools by pattern. A registered route takes precedence over an endpoint's own pattern.
 
-    def __init__(
-        self,
-        engine: Engine[Scheduler],
-        endpoints: Iterable[Endpoint],
-        routes: Iterable[Route],
-        affinity: PrefixAffinity | None = None,
-        addresses: AddressLists | None = None,
-    ) -> None:
-        self._engine = engine
-        self._addresses = addresses or AddressLists(lambda: None)
-        self.entries: list[Endpoint] = []
-        self.registered: list[Route] = []
-        self._affinity = affinity
+    ``config`` has the current settings, including endpoints and routes that were added later.
+    """
+
+    def __init__(self, engine: Engine[Scheduler], config: ClientConfig, addresses: AddressLists) -> None:
+        self._engine, self.config, self._addresses = engine, config, addresses
         self._prefix_of = PrefixFinder()
         self._sources: dict[str, Source] = {}
         self._registered: dict[str, Route] = {}  # by pattern
@@ -89,7 +81,7 @@ class Fleet:
         self._served: dict[str, Pool] = {}  # the pools of the models that were requested since the last change
         self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only ``client.run`` uses
         self._paused = ""  # why all endpoints are paused, also those that are added later
-        self._set(endpoints, routes)
+        self._set(config)
 
     def pool(self, model: str) -> Pool:
         """Return the pool that serves a model, and record that the model was requested.
@@ -140,36 +132,36 @@ class Fleet:
 
     def add(self, endpoint: Endpoint) -> None:
         """Add an endpoint. Queued requests for its models can use it immediately. Raises ``ConfigError`` if the name is already in use."""
-        self._set([*self.entries, endpoint], self.registered)
+        self._change(endpoints=(*self.config.endpoints, endpoint))
 
     def remove(self, name: str) -> None:
         self._check_entry(name)
         routes = []
-        for route in self.registered:
+        for route in self.config.routes:
             left = tuple(other for other in route.endpoints if other != name)
             weights = {other: weight for other, weight in route.weights.items() if other != name}
             if left:
                 routes.append(route.model_copy(update={"endpoints": left, "weights": weights}))
-        self._set([entry for entry in self.entries if entry.name != name], routes)
+        self._change(endpoints=tuple(entry for entry in self.config.endpoints if entry.name != name), routes=tuple(routes))
 
     def register(self, route: Route) -> None:
         """Add a route, or replace the route with the same pattern."""
         for name in route.endpoints:
             self._check_entry(name)
-        others = [other for other in self.registered if other.pattern != route.pattern]
-        self._set(self.entries, [*others, route])
+        self._change(routes=(*(other for other in self.config.routes if other.pattern != route.pattern), route))
 
     def refresh(self) -> None:
         """Apply changed lists of addresses. Raises ``ConfigError`` if two endpoints have the same name."""
-        self._set(self.entries, self.registered)
+        self._change()
 
-    def reload(self, before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-        """Replace the current configuration ``before`` by the valid configuration ``after``.
+    def reload(self, after: ClientConfig) -> frozenset[str]:
+        """Replace the current configuration by the valid configuration ``after``.
 
         Returns the names of the endpoints that were added, removed or changed, of the settings that changed, and perhaps ``"routes"``.
         """
+        before = self.config
         if before != after:
-            self._set(after.endpoints, after.routes, (before, after))
+            self._set(after)
         old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
         names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
         names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
@@ -210,10 +202,10 @@ class Fleet:
     def entry_of(self, name: str) -> Endpoint:
         """Return the entry of the configuration to which an endpoint belongs."""
         source = self.source(name)
-        return next(entry for entry in self.entries if any(each is source.endpoint for each in self._addresses.members(entry)))
+        return next(entry for entry in self.config.endpoints if any(each is source.endpoint for each in self._addresses.members(entry)))
 
     def _check_entry(self, name: str) -> None:
-        names = [entry.name for entry in self.entries]
+        names = [entry.name for entry in self.config.endpoints]
         if name not in names and name in self._sources:
             raise ConfigError(f"endpoint {name!r} is an address of {self.entry_of(name).name!r}; change the list, or name the whole list")
         if name not in names:
@@ -221,30 +213,25 @@ class Fleet:
 
     # the one operation
 
-    def _set(
-        self, endpoints: Iterable[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None = None
-    ) -> None:
-        """Replace endpoints and routes. If ``policies`` gives the old and the new configuration, replace the scheduler's policies too."""
-        entries, registered = list(endpoints), list(routes)
-        if (double := repeated(entry.name for entry in entries)) is None:
-            found, over, lists = self._addresses.resolved(entries, registered)
+    def _change(self, **settings: Any) -> None:
+        self._set(self.config.model_copy(update=settings))
+
+    def _set(self, config: ClientConfig) -> None:
+        if (double := repeated(entry.name for entry in config.endpoints)) is None:
+            found, over, lists = self._addresses.resolved(config.endpoints, config.routes)
             double = repeated(endpoint.name for endpoint in found)
         if double is not None:
             raise ConfigError(f"two endpoints are called {double!r}; give each its own name=")
-        self.entries, self.registered, self._addresses.lists = entries, registered, lists
-        self._engine.apply(partial(self._replace, endpoints=found, routes=over, policies=policies))
+        before, self.config, self._addresses.lists = self.config, config, lists
+        self._engine.apply(partial(self._replace, before=before, endpoints=found, routes=over))
         self._release_connections()
 
-    def _replace(
-        self, now: float, endpoints: list[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None
-    ) -> None:
-        scheduler = self._engine.scheduler
-        if policies is not None:
-            scheduler.set_policies(*policies)
-            if policies[0].prefix_affinity != policies[1].prefix_affinity:
-                self._affinity = policies[1].prefix_affinity
-                for source in self._sources.values():
-                    source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
+    def _replace(self, now: float, before: ClientConfig, endpoints: list[Endpoint], routes: Iterable[Route]) -> None:
+        scheduler, affinity = self._engine.scheduler, self.config.prefix_affinity
+        scheduler.set_policies(before, self.config)
+        if before.prefix_affinity != affinity:
+            for source in self._sources.values():
+                source.prefix_cache.set_capacity(None if affinity is None else affinity.capacity)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -254,7 +241,7 @@ class Fleet:
             models = [self._table.find(model) for model in sorted(pool.models)]
             serving = dict.fromkeys(source for other in models if other is not None for source in other.sources)
             scheduler.reroute(now, pool, list(serving), make_balancer(*_balancing(None)))
-        if policies is not None:  # limits may have been raised, and time limits lowered
+        if before is not self.config:  # limits may have been raised, and time limits lowered
             scheduler.check_attempts_again(now, self.sources())
             for source in self._sources.values():
                 scheduler.changed(now, source)
@@ -268,7 +255,8 @@ class Fleet:
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.endpoint, source.sends_priority = endpoint, endpoint.send_priority
-        source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
+        affinity = self.config.prefix_affinity
+        source.prefix_cache.set_capacity(None if affinity is None else affinity.capacity)
         source.paused = self._paused if old is None else old.paused
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
@@ -282,14 +270,14 @@ class Fleet:
                 named.setdefault(pattern, []).append(source)
         for pattern, route in registered.items():
             named[pattern] = [self._sources[name] for name in dict.fromkeys(route.endpoints)]
-        before, self._registered = self._registered, registered
+        before, self._registered, affinity = self._registered, registered, self.config.prefix_affinity
         self._table, self._provided = Routes(), {}
         for pattern, sources in named.items():
             pool = self._pools.get(pattern)
             if pool is None:
                 pool = self._pools[pattern] = Pool(repr(pattern), [], make_balancer(*_balancing(None)), Queue())
                 pool.prefix_of = self._prefix_of
-            pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
+            pool.set_look_ahead(0 if affinity is None else affinity.look_ahead)
             self._table.set(pattern, pool)
             old, new = _balancing(before.get(pattern)), _balancing(registered.get(pattern))
             ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
@@ -313,10 +301,8 @@ class Fleet:
         """Let each backend close its connections to endpoints that no longer exist."""
         here = self._engine.here()
         for driver in self._engine.drivers():
-            if driver is here:  # before the next request
-                self._release_at(driver)
-            else:
-                driver.later(partial(self._release_at, driver))
+            release = partial(self._release_at, driver)
+            release() if driver is here else driver.later(release)  # here, before the next request
 
     def _release_at(self, driver: LoopDriver) -> None:
         """Call ``keep`` of a driver's backend, in its event loop. Several changes may arrive in another order than they were made."""

@@ -111,19 +111,20 @@ class ProbingEngine(Engine[Scheduler]):
         if result.trouble is not None and state is not None and state.trouble != result.trouble:
             state.trouble = result.trouble
             LOG.warning("endpoint %r: its probe has no effect: %s", source.name, result.trouble)
-        self.apply(partial(self._take, source=source, result=result))
 
-    def _take(self, now: float, source: Source, result: ProbeResult) -> None:
-        every, state = interval(source), self._states.get(source)
-        if every is None or state is None or source.removed:
-            return
-        if self._on_result is not None:
-            self._on_result(source, result)
-        if result.cache_tokens is not None:
-            source.prefix_cache.report_capacity(result.cache_tokens)
-        if state.take(now, source, result, every):
-            self.scheduler.on_source_lost(now, source)
-            self.scheduler.changed(now, source)
+        def take(now: float) -> None:
+            every, state = interval(source), self._states.get(source)
+            if every is None or state is None or source.removed:
+                return
+            if self._on_result is not None:
+                self._on_result(source, result)
+            if result.cache_tokens is not None:
+                source.prefix_cache.report_capacity(result.cache_tokens)
+            if state.take(now, source, result, every):
+                self.scheduler.on_source_lost(now, source)
+                self.scheduler.changed(now, source)
+
+        self.apply(take)
 
 
 def interval(source: Source) -> float | None:

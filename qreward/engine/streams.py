@@ -61,29 +61,22 @@ class StreamAttempt:
     """Carries out one streamed attempt, once. One timer limits all its waits: it cancels the asyncio task when a wait takes too long."""
 
     def __init__(self, attempt: Attempt, waiter: AnyStreamWaiter) -> None:
-        self._attempt, self._waiter, self._loop = attempt, waiter, waiter.driver.loop
+        self.attempt, self._waiter, self._loop = attempt, waiter, waiter.driver.loop
         self._timing: Any = attempt.source.stream_timing
         self._limit: float = inf  # seconds that the current wait may take
         self._last: float | None = None  # when the last chunk arrived, or None if reading has paused since
         self._gaps: list[float] = []
-        self._stream: OpenStream | None = None
+        self.stream: OpenStream | None = None
         self._deadline = self._fires_at = inf  # in the event loop's time
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
-
-    def end_if_whole(self) -> None:
-        """If the stream is committed and its answer has ended, report the outcome of the answer now, and close the stream soon."""
-        stream = self._stream
-        if stream is not None and stream.whole and self._attempt.committed:
-            self._waiter.driver.ended(self._attempt, stream.end())
-            self._expire()
 
     async def run(self) -> Outcome:
         """Carry out the attempt. Must be awaited in a task that does nothing else meanwhile. Raises only ``CancelledError``."""
         me = asyncio.current_task()
         assert me is not None
         self._task, self._before = me, me.cancelling()
-        attempt = self._attempt
+        attempt = self.attempt
         backend: Any = self._waiter.driver.backend
         try:
             if self._timing is not None and (limit := self._timing.first_limit(attempt.overdue)) is not None:
@@ -105,7 +98,7 @@ class StreamAttempt:
 
     def _withheld(self) -> Failure | None:
         """Return the failure for which the backend would rather not send the stream to this source, if another source may be sent it."""
-        attempt, backend = self._attempt, self._waiter.driver.backend
+        attempt, backend = self.attempt, self._waiter.driver.backend
         source, task, withheld = attempt.source, attempt.task, getattr(backend, "withheld", None)
         failure: Failure | None = withheld(source.endpoint, task.payload) if withheld is not None else None
         if failure is None:
@@ -114,7 +107,7 @@ class StreamAttempt:
         return failure if any(other.health.in_service for other in rest) else None
 
     async def _read(self, stream: OpenStream) -> Outcome:
-        self._stream, attempt, waiter = stream, self._attempt, self._waiter
+        self.stream, attempt, waiter = stream, self.attempt, self._waiter
         try:
             if stream.limits is not None:
                 waiter.driver.locked(waiter.driver.engine.scheduler.opened, attempt, stream.limits)
@@ -175,7 +168,7 @@ class StreamAttempt:
             self._gaps.append(now - last)
             if len(self._gaps) >= GAPS_AT_ONCE:
                 self._record_gaps()
-        full = self._waiter.put(self._attempt.task, chunks)
+        full = self._waiter.put(self.attempt.task, chunks)
         if stream.whole:  # an ending that comes with output may be one of many, as some servers send them; so it gets more time
             self._limit_ending(now, self._limit if chunks[-1].has_output else GRACE)
             return False
@@ -197,7 +190,7 @@ class StreamAttempt:
 
     def _limit_ending(self, now: float, seconds: float) -> None:
         """Limit the wait for the end of a stream whose answer has ended. It ends before the time limits of the request and the attempt."""
-        attempt, clock = self._attempt, self._waiter.driver.engine.clock()
+        attempt, clock = self.attempt, self._waiter.driver.engine.clock()
         limit = attempt.source.attempt_timeout
         limited = inf if limit is None else attempt.sent_at + limit + attempt.held_until(clock)
         left = min(seconds, attempt.task.deadline - clock - MARGIN, limited - clock - MARGIN)
@@ -211,11 +204,11 @@ class StreamAttempt:
     def _fire(self) -> None:
         self._fires_at, self._timer = inf, None
         if self._loop.time() >= self._deadline:
-            self._expire()
+            self.expire()
         elif self._deadline != inf:
             self._set_timer(self._deadline)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         self._deadline, self._expired = inf, True
         self._task.cancel()
 
@@ -268,16 +261,22 @@ class StreamingWaiter(Waiter):
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
     async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds that may change with each event, and with the end of an attempt or of the stream."""
         while not condition():
             await self._arrival()
 
-    async def idle(self) -> None:
-        await self.until(lambda: not self._open_attempts)
+    def idle(self) -> bool:
+        """Return True if the connections of all attempts are closed."""
+        return not self._open_attempts
 
     def end_whole(self) -> None:
-        """End the open streams whose answers have ended, and give the answers. Called before the other open streams are given up."""
-        for attempt in list(self._open_attempts):
-            attempt.end_if_whole()
+        """Report the outcomes of committed streams whose answers have ended, and close these streams soon. Called before the other open
+        streams are given up."""
+        for streamed in list(self._open_attempts):
+            stream, attempt = streamed.stream, streamed.attempt
+            if stream is not None and stream.whole and attempt.committed:
+                self.driver.ended(attempt, stream.end())
+                streamed.expire()
 
     # the attempt's side
 
@@ -308,7 +307,7 @@ class StreamWaiter(StreamingWaiter):
         super().__init__(driver, AHEAD)
         self.left = False  # the consumer has given up the stream
         self.result: Result[Any] | None = None
-        self._stream: OpenStream | None = None  # of the committed attempt; it holds the text
+        self.stream: OpenStream | None = None  # of the committed attempt, whose chunks are passed on; it holds the text
         self._task: Task | None = None
         self.context = copy_context()
 
@@ -324,26 +323,14 @@ class StreamWaiter(StreamingWaiter):
             raise self.result.error
         return self.result is not None
 
-    async def begins(self) -> None:
-        await self.until(lambda: self.begun or self.left or self.result)
-
-    async def ends(self) -> Result[Any]:
-        """Wait for the end. Events that have arrived or still arrive are not kept for ``take``."""
+    def only_results(self) -> None:
+        """Drop all chunks, those that wait and those that arrive later."""
         self._only_results = True
         self._events.clear()
-        wake(self._wanted_space)
-        await self.until(lambda: self.result or self.left)
-        if self.result is None:
-            raise closed(self.text())
-        return self.result
+        self._resume()
 
     def text(self) -> str:
-        return "" if self._stream is None else self._stream.text()
-
-    @property
-    def begun(self) -> bool:
-        """Whether an attempt was committed, so that its chunks are passed on."""
-        return self._stream is not None
+        return "" if self.stream is None else self.stream.text()
 
     def leave(self) -> None:
         if self.left:
@@ -351,8 +338,8 @@ class StreamWaiter(StreamingWaiter):
         self.end_whole()
         self.left = True
         self._events.clear()
-        if self._task is not None and self._task.state is not TaskState.DONE:
-            self.driver.withdraw([self._task])
+        if left := [task for task in self.abandon() if task.state is not TaskState.DONE]:
+            self.driver.withdraw(left)
         self._forget()
 
     def over(self) -> bool:
@@ -361,7 +348,7 @@ class StreamWaiter(StreamingWaiter):
     # called by the loop driver
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if self.begun and isinstance(outcome, RequestError):
+        if self.stream is not None and isinstance(outcome, RequestError):
             outcome = interrupted(outcome, self.text())
         self.result = result_of(task, outcome, source, seconds)
         self._forget()
@@ -381,9 +368,9 @@ class StreamWaiter(StreamingWaiter):
     # the attempt's side: ``begin`` before the first chunk of a committed attempt; ``put`` returns True if ``space`` must be awaited then
 
     def begin(self, task: Task, stream: OpenStream) -> None:
-        if self.begun and not self._only_results:
+        if self.stream is not None and not self._only_results:
             self._events.append(StreamRestarted(self.text(), task.last_error))
-        self._stream = stream
+        self.stream = stream
 
     def put(self, _task: Task, chunks: list[Any]) -> bool:
         if self._only_results:
@@ -414,18 +401,14 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
         super()._resume()
         self._read_if_wanted()
 
-    async def ends(self) -> BatchResult[Any]:
-        if not self.over():
-            self.check_loop()
-            await asyncio.wait([self._run])
+    def results(self) -> BatchResult[Any]:
+        """Return the results, once the batch is over. Raises the error that ended it."""
         if self._run.cancelled():
             raise closed("")
         return self._run.result()
 
     def ended(self) -> bool:
-        if self._run.cancelled():
-            raise closed("")
-        return self._run.done() and self._run.result() is not None
+        return self.over() and self.results() is not None
 
     def only_results(self) -> bool:
         """Drop all texts, those that wait and those that arrive later. Returns True if no other task takes the results."""
@@ -442,9 +425,8 @@ class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
     def over(self) -> bool:
         return self._run.done()
 
-    async def idle(self) -> None:
-        await self.until(self.over)
-        await super().idle()
+    def idle(self) -> bool:
+        return self.over() and super().idle()
 
     # called by the loop driver
 

@@ -133,7 +133,7 @@ class Time:
         timers = self.timers()
         driver = engine.driver_in(timers.loop)
         if driver is None or (wake is not None and not driver.is_armed(wake)):
-            timers.soon(lambda: engine.driver().wake_soon())
+            timers.soon(lambda: engine.driver().rearm())
 
 
 _time = Time()

@@ -417,7 +417,8 @@ class ItemBatch(BatchWaiter):
         self._stop_error: Callable[[], QRewardError] | None = None
         several = sum(filter(None, calls.values())) != 1
         self.execute = self._send_timed if several and options.timeout is not None else None
-        self._waited, self._unit, self.tallies, self.feeds = waited, unit, self._tallies, self._feeds
+        self.began -= waited
+        self._unit, self.tallies, self.feeds = unit, self._tallies, self._feeds
 
     def _is_trying(self) -> bool:
         return False  # ``ItemCalls`` decides for each call, because the calls of an item may have different feeds

@@ -21,7 +21,7 @@ from qreward.settings.policies import Endpoint
 
 
 class MergeSpec:
-    """Makes and merges the requests of a call or batch."""
+    """Makes and merges the requests of a call or batch. Its options can be passed as keywords, as to ``preparer``."""
 
     __slots__ = ("_key", "_operation", "_read", "blank", "divides")
 
@@ -30,11 +30,12 @@ class MergeSpec:
         operation: Operation,
         model: str,
         params: Mapping[str, Any],
-        headers: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
         read: Callable[[Any], Any] | None = None,
+        **_: object,
     ) -> None:
-        shared = preparer(operation, model, params, headers, body)(["an item of any operation"])
+        shared = preparer(operation, model, params, extra_headers, extra_body)(["an item of any operation"])
         operation.check(shared.params)
         self.blank = WireRequest(operation, model, [], shared.params, shared.headers)
         self.divides = operation is not RERANK
@@ -92,8 +93,8 @@ class EmbeddingsSpec(MergeSpec):
 
     __slots__ = ()
 
-    def __init__(self, model: str, params: Mapping[str, Any], headers: Mapping[str, str] | None, body: Mapping[str, Any] | None) -> None:
-        super().__init__(EMBED, model, params, headers, body)
+    def __init__(self, model: str, params: Mapping[str, Any], *headers_and_body: Any, **options: Any) -> None:
+        super().__init__(EMBED, model, params, *headers_and_body, **options)
         self.blank.codec = EMBEDDINGS
 
     def call(self, item: Any) -> WireRequest:

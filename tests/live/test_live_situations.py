@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from qreward import BatchResult, DeadlineExceeded, Endpoint, Limits, NoEndpoint, QRewardClient, QueueFull, RequestTimeout, progress
-from qreward.engine import driver, stalls
+from qreward.engine import driver, instrumentation
 from qreward.results import Explanation, ReasonCode
 from qreward.scheduler import health, why
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
@@ -142,11 +142,11 @@ async def run_all() -> dict[str, Seen]:
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stalls, "FIRST", 1.0)
-    patch.setattr(stalls, "GROWTH", 9.0)
-    patch.setattr(stalls, "EVERY", 0.2)
+    patch.setattr(instrumentation, "FIRST", 1.0)
+    patch.setattr(instrumentation, "GROWTH", 9.0)
+    patch.setattr(instrumentation, "EVERY", 0.2)
     patch.setattr(driver, "EVERY", 0.2)
-    patch.setattr(stalls._Seen, "__init__", _seen)
+    patch.setattr(instrumentation._Seen, "__init__", _seen)
     patch.setattr(progress, "QUIET", 0.7)
     patch.setattr(why, "SILENT", 0.5)
 
@@ -193,9 +193,9 @@ async def show(name: str, situation: Situation, fleet: FakeFleet, handler: Lines
         answered = client.snapshot().totals.answered
         await until(lambda: not situation.moves or client.snapshot().totals.answered > answered)
         later = SimpleNamespace(
-            lock=engine.lock, clock=lambda: engine.clock() + stalls.FIRST
+            lock=engine.lock, clock=lambda: engine.clock() + instrumentation.FIRST
         )  # without a wait, which the machine could stretch
-        engine.stalls.look(later, later.clock() - stalls.EVERY)
+        engine.stalls.look(later, later.clock() - instrumentation.EVERY)
         waiters: Any = list(engine.driver().waiters)
         for waiter in waiters:
             waiter._expire()
@@ -295,7 +295,7 @@ async def test_a_model_without_a_route_is_explained() -> None:
 def test_a_blocked_event_loop_is_named_from_another_thread_and_logged_after_it(
     short: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "BLOCKED", 1.0)
+    monkeypatch.setattr(instrumentation, "BLOCKED", 1.0)
     ready, over, clients = threading.Event(), threading.Event(), list[QRewardClient]()
 
     async def work() -> None:

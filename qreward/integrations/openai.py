@@ -155,13 +155,10 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         if method != "POST" or route is None:
             raise NotOffered(method, path)
         call = read(route, request.headers.items(), request.content)
-        if not call.params.get("stream"):
-            return await self._whole(call, seconds)
-        if call.codec is not VERBATIM_CHAT:
-            raise NotOffered("streamed", route)
-        return await self._stream(call, seconds)
-
-    async def _whole(self, call: WireRequest, seconds: float | None) -> Reply:
+        if call.params.get("stream"):
+            if call.codec is not VERBATIM_CHAT:
+                raise NotOffered("streamed", route)
+            return await self._stream(call, seconds)
         options = self._runtime.request_options(self._given)
         if seconds is not None:
             options = options._replace(timeout=min(seconds, inf if options.timeout is None else options.timeout))

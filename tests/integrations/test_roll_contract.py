@@ -29,7 +29,7 @@ def stubs() -> Iterator[None]:
 
 def started(monkeypatch: pytest.MonkeyPatch, scorer: FakeScorer, **settings: Any) -> Any:
     """A worker as ROLL makes it and initializes it."""
-    monkeypatch.setattr(REWARDER, "rewarder", lambda config, deadline: made_of(scorer, deadline))
+    monkeypatch.setattr(REWARDER, "rewarder", lambda config, deadline, **_: made_of(scorer, deadline))
     keys = {"judge_model_name": "judge-7b", "judge_prompt": None, "judge_model_type": "api", "judge_api_url": "http://127.0.0.1:9/v1"}
     config = SimpleNamespace(**keys, judge_api_key="k", reward_manager_config=[settings], system_envs={})
     worker = roll.JudgeRewardWorker(worker_config=config)

@@ -111,7 +111,7 @@ def test_drops_in_a_row_end_in_an_error_that_travels() -> None:
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     """Who judges in :func:`judge`; ``settings`` there are on_failure."""
     made = FakeScorer(number_or_late)
-    monkeypatch.setattr(REWARDER, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
+    monkeypatch.setattr(REWARDER, "rewarder", lambda settings, deadline, **_: made_of(made, deadline, **(settings or {})))
     return made
 
 

@@ -45,7 +45,7 @@ class World:
         self.asked: list[Any] = []
         monkeypatch.setattr(REWARDER, "rewarder", self._rewarder)
 
-    def _rewarder(self, source: Any, deadline: float) -> Rewarder:
+    def _rewarder(self, source: Any, deadline: float, **_: Any) -> Rewarder:
         self.asked.append((source, deadline))
         return self.made
 

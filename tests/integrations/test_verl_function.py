@@ -16,17 +16,21 @@ from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed,
 from qreward import Endpoint
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import verl as function_module
+from qreward.integrations.trainers import RewardConfig
 from qreward.integrations.trainers.texts import plain
-from qreward.integrations.verl import ADAPTER, compute_score, settings_of
+from qreward.integrations.verl import ADAPTER, compute_score, load, source_of
 
 KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 
 
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
-    monkeypatch.setattr(function_module, "_CONFIGS", {})
     monkeypatch.setattr(function_module, "_WARNED", set())
     return installed(monkeypatch)
+
+
+def settings_of(given: dict[str, Any], *kind: str) -> RewardConfig:
+    return ADAPTER.rewarder(source_of(given, *kind), load).config
 
 
 async def scored(solution: str | None = "1", extra: Any = None, **kwargs: Any) -> Any:

@@ -32,7 +32,6 @@ class RewardManagerBase:
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     stub_modules(monkeypatch, {BASE: {"RewardManagerBase": RewardManagerBase}})
     monkeypatch.delitem(sys.modules, MANAGER, raising=False)
-    monkeypatch.setattr(adapter, "_CONFIGS", {})
     return installed(monkeypatch)
 
 

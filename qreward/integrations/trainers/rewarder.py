@@ -16,7 +16,7 @@ from copy import copy
 from itertools import chain
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from qreward.client import QRewardClient
 from qreward.engine import background
@@ -53,7 +53,6 @@ ENTRY_TYPO = 0.8
 GRACE = 2.0
 """Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 _log = logging.getLogger("qreward.integrations.trainers")
-T = TypeVar("T")
 
 
 class Rewarder:
@@ -196,15 +195,13 @@ class Adapter:
             raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
         if self.no_groups and config.rank is not None:
             raise ConfigError(f"{config.place}: rank: {config.rank} is not possible with {self.trainer}, {self.no_groups}")
-        try:
+        with name_source_in_errors(config):
             check_columns(config.columns, self.columns["response"], self.columns.get("reference", ()))
-        except ConfigError as error:
-            raise ConfigError(f"{config.place}: {error}") from None
         return config
 
-    def rewarder(self, source: Source = None) -> Rewarder:
+    def rewarder(self, source: Source = None, load: Callable[[Any], RewardConfig] = load_reward_config) -> Rewarder:
         """Return the rewarder of this process for these settings. Raises ``ConfigError`` if the settings are missing or wrong."""
-        made = rewarder(source, deadline=self.deadline)
+        made = rewarder(source, deadline=self.deadline, load=load)
         self.checked(made.config)
         return made
 
@@ -307,11 +304,12 @@ _LOCK = threading.RLock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
+def rewarder(source: Source = None, *, deadline: float, load: Callable[[Any], RewardConfig] = load_reward_config) -> Rewarder:
     """Return the rewarder of this process for these settings, which is created by the first call and closed when the process ends.
 
     ``source`` are settings as :func:`~qreward.integrations.trainers.load_reward_config` takes them. ``deadline`` is the number of seconds
-    for one reward if the settings have none. Raises ``ConfigError`` if the settings are missing or wrong.
+    for one reward if the settings have none. ``load`` is for an adapter whose ``source`` has another form. Raises ``ConfigError`` if the
+    settings are missing or wrong.
     """
     given: Any = source
     if isinstance(source, RewardConfig):
@@ -321,28 +319,18 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
         given = plain(found) if isinstance(found, Mapping) else found and str(Path(found).absolute())
         name = json.dumps(given, sort_keys=True, default=repr)
 
-    def make() -> Rewarder:
-        config = load_reward_config(source)
-        client = shared_client(config.client, config.place, config.client_file)
-        made = Rewarder(scorer_of(config, client), deadline, config)
-        made.waiting = runtime_of(client).look.waiting_for
-        return made
+    def known() -> Rewarder | None:  # settings with the same text may differ, because it shows no key and no function
+        return next((made for other, made in _MADE.get((name, deadline), ()) if same(other, given)), None)
 
-    return made_once(_MADE, (name, deadline), given, make)
-
-
-def made_once(made: dict[Any, list[tuple[Any, T]]], text: Any, given: Any, make: Callable[[], T]) -> T:
-    """Return what was made of equal settings, or make it. Settings with the same ``text`` may differ: it shows no key and no function."""
-
-    def known() -> T | None:
-        return next((result for other, result in made.get(text, ()) if same(other, given)), None)
-
-    if (result := known()) is None:  # what is known is there at once while another thread makes something
+    if (made := known()) is None:  # a known one is there at once while another thread makes one
         with _LOCK:
-            if (result := known()) is None:
-                result = make()
-                made.setdefault(text, []).append((given, result))
-    return result
+            if (made := known()) is None:
+                config = load(source)
+                client = shared_client(config.client, config.place, config.client_file)
+                made = Rewarder(scorer_of(config, client), deadline, config)
+                made.waiting = runtime_of(client).look.waiting_for
+                _MADE.setdefault((name, deadline), []).append((given, made))
+    return made
 
 
 def scorer_of(config: RewardConfig, client: QRewardClient) -> Scorer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import made_once
 from qreward.integrations.trainers.texts import plain
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint
@@ -41,7 +39,6 @@ _GROUPS = replace(ADAPTER, no_groups="")
 _SETTINGS = ["config", *RewardConfig.model_fields]
 """Keys of ``reward_kwargs``. The value of ``config`` is the path of a settings file."""
 _log = logging.getLogger(__name__)
-_CONFIGS: dict[str, list[tuple[dict[str, Any], RewardConfig]]] = {}
 _WARNED: set[str] = set()
 
 
@@ -66,7 +63,7 @@ async def compute_score(
     """
     row = _row(data_source, solution_str, ground_truth, extra_info)
     try:
-        return (await score_rows(ADAPTER, [row], settings_of(kwargs)))[0]
+        return (await score_rows(ADAPTER, [row], source_of(kwargs)))[0]
     except Exception as error:
         manager = getattr(sys.modules.get(LIMITED), "RateLimitedRewardManager", None)
         if getattr(manager, "_class_initialized", False) and LIMITED not in _WARNED:
@@ -95,7 +92,7 @@ def compute_scores(
     if len({*lengths.values()}) > 1:
         raise ValueError(f"the lists of compute_scores differ in length: {lengths}; pass one value for each sample in each list")
     rows = [*map(_row, *columns.values())]
-    return portal().call(score_rows, _GROUPS, rows, settings_of(kwargs))
+    return portal().call(score_rows, _GROUPS, rows, source_of(kwargs))
 
 
 def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -104,11 +101,10 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
 
 
 async def score_rows(
-    adapter: Adapter, rows: Sequence[Mapping[str, Any]], config: RewardConfig, step: int | None = None
+    adapter: Adapter, rows: Sequence[Mapping[str, Any]], source: Mapping[str, Any], step: int | None = None
 ) -> list[dict[str, Any]]:
-    made = adapter.rewarder(config)
-    scored = await adapter.score(made, rows, step=step)
-    return [result_of(each, config) for each in scored]
+    made = adapter.rewarder(source, load)
+    return [result_of(each, made.config) for each in await adapter.score(made, rows, step=step)]
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
@@ -118,10 +114,10 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     return {"score": ADAPTER.reward(scored, config), "judge_ok": float(scored.ok), "judge_error": scored.reason, **scored.metrics()}
 
 
-def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
-    """Return the settings in the keyword arguments of ``compute_score``, over those of a file. Each combination is read only once.
+def source_of(given: Mapping[str, Any], kind: str = "vllm") -> dict[str, Any]:
+    """Return the settings in the keyword arguments of ``compute_score``, for :func:`load`. Raises ``ConfigError`` for a misspelled name.
 
-    If they configure no client and verl serves a model itself, on servers of this ``kind``, the requests go to that model.
+    If verl serves a model itself, on servers of this ``kind``, they also have its address.
     """
     for name in sorted(given.keys() - {ROUTER, "reward_model_tokenizer", *_SETTINGS} - _WARNED):
         if near := closest(name, _SETTINGS, cutoff=0.8):
@@ -130,17 +126,19 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
         _log.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)
+    return ours | {ROUTER: (router, kind)} if router else ours
 
-    def load() -> RewardConfig:
-        file, above = ours.get("config"), {name: value for name, value in ours.items() if name != "config"}
-        place = f"{file} and reward_kwargs" if file else "reward_kwargs"
-        known = load_reward_config(file or above or None, over=above if file else None, place=place if above else None)
-        if known.client is None and router:
-            served = Endpoint(f"http://{router}/v1", name="verl-router", kind=kind, proxy="")
-            known = load_reward_config(known, over={"client": ClientConfig(endpoints=(served,))})
-        return _GROUPS.checked(known)
 
-    return made_once(_CONFIGS, json.dumps([ours, str(router), kind], sort_keys=True, default=repr), ours, load)
+def load(source: Mapping[str, Any]) -> RewardConfig:
+    """Load settings over those of the file in ``config``. If they configure no client, requests go to the model that verl serves."""
+    above = dict(source)
+    file, served = above.pop("config", None), above.pop(ROUTER, None)
+    place = f"{file} and reward_kwargs" if file else "reward_kwargs"
+    known = load_reward_config(file or above or None, over=above if file else None, place=place if above else None)
+    if known.client is None and served:
+        endpoint = Endpoint(f"http://{served[0]}/v1", name="verl-router", kind=served[1], proxy="")
+        known = load_reward_config(known, over={"client": ClientConfig(endpoints=(endpoint,))})
+    return known
 
 
 def __getattr__(name: str) -> Any:

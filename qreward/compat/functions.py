@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import inf
 from threading import Event, RLock
@@ -17,8 +17,8 @@ from opentelemetry import trace
 
 from qreward.compat import PAGE
 from qreward.errors import CircuitOpen, ConfigError
-from qreward.functions.config import ScheduleConfig
-from qreward.functions.function import ScheduledFunction, ScheduleMetrics, decorate
+from qreward.functions.config import FunctionOptions, ScheduleConfig
+from qreward.functions.function import ScheduleMetrics, decorate
 from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
 from qreward.telemetry import TelemetryExporter
@@ -89,26 +89,18 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
     receive = config.metrics_callback
     if receive is not None:
         config = ScheduleConfig(**{**config.snapshot(), "metrics_callback": lambda metrics: receive(OldScheduleMetrics.of(metrics))})
-    return functools.partial(decorate, config=config, make=functools.partial(OldFunction, _types(given.get("exception_types"))))
+    return partial(decorate, config=config, options_of=partial(OldOptions, _types(given.get("exception_types"))))
 
 
-class OldFunction(ScheduledFunction):
-    """A function with the errors and defaults of 0.1.7. It also retries exceptions that are not an ``Exception``."""
+class OldOptions(FunctionOptions):
+    """The options of a function of 0.1.7. It also retries exceptions that are not an ``Exception``, and has the default of other errors."""
 
-    def __init__(self, types: tuple[type[BaseException], ...], *settings: Any) -> None:
-        self._types = types
-        super().__init__(*settings)
+    def __init__(self, types: tuple[type[BaseException], ...], config: ScheduleConfig) -> None:
+        super().__init__(config)
+        self.exception_types = types
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._types, self.body, self.config)
-
-    def options_of(self, config: ScheduleConfig) -> Any:
-        options = super().options_of(config)
-        options.exception_types = self._types
-        return options
-
-    def may_replace(self, error: BaseException, *, covered: bool) -> bool:
-        return not isinstance(error, CircuitOpen) and (covered or isinstance(error, Exception))
+    def default_for(self, error: BaseException, *, covered: bool) -> Any:
+        return super().default_for(error, covered=not isinstance(error, CircuitOpen) and (covered or isinstance(error, Exception)))
 
 
 @dataclass

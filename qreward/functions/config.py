@@ -294,16 +294,19 @@ def _shown(value: Any) -> str:
 class FunctionOptions:
     """The settings of a configuration at one moment, as attributes. A change of the configuration makes another object."""
 
+    default_result: Any
+
     def __init__(self, config: ScheduleConfig) -> None:
         values = config.snapshot()
         for name, value in values.items():  # reading is faster than if ``__dict__`` was set
             setattr(self, name, value)
         exporter = values["telemetry_exporter"]
-
-        def export(metrics: Any) -> None:
-            exporter.export(metrics)  # looked up for each call, because programs and their tests may replace it
-
-        receivers = {"metrics_callback": values["metrics_callback"], "telemetry_exporter": None if exporter is None else export}
+        export = None if exporter is None else lambda metrics: exporter.export(metrics)  # noqa: PLW0108 - programs may replace the method
+        receivers = {"metrics_callback": values["metrics_callback"], "telemetry_exporter": export}
         self.receivers = [(name, receiver) for name, receiver in receivers.items() if receiver is not None]
         limits = values["timeout"], values["hedged_request_time"]
         self.needs_thread = limits != (None, None) or values["speed_up_max_multiply"] > 1
+
+    def default_for(self, _error: BaseException, *, covered: bool) -> Any:
+        """Return what replaces an error, or ``NOT_GIVEN``. ``covered``: ``exception_types`` names the error, or the scheduler raised it."""
+        return self.default_result if covered else NOT_GIVEN

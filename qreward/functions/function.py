@@ -28,6 +28,7 @@ from qreward.scheduler.outcome import Answer
 
 log = logging.getLogger("qreward.schedule")
 
+OptionsOf = Callable[[ScheduleConfig], FunctionOptions]
 Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
 _OUTCOMES: dict[type, Outcome] = {RequestTimeout: "timeout", CircuitOpen: "circuit_open"}  # of errors of the scheduler
 
@@ -147,9 +148,10 @@ def no_waiting() -> Iterator[None]:
 class ScheduledFunction(Function):
     """A decorated function with its configuration, and the engine of its pool."""
 
-    def __init__(self, body: Callable[..., Any], config: ScheduleConfig) -> None:
+    def __init__(self, body: Callable[..., Any], config: ScheduleConfig, options_of: OptionsOf = FunctionOptions) -> None:
         name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
-        super().__init__(name, self.options_of(config))
+        super().__init__(name, options_of(config))
+        self._options_of = options_of
         self.body = body
         self.config = config
         self.engine = engine_of(config.pool)
@@ -161,13 +163,10 @@ class ScheduledFunction(Function):
         remove = ScheduleConfig.on_change(config, lambda config, _: (found := follow()) and found(config))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.body, self.config)
-
-    def options_of(self, config: ScheduleConfig) -> Any:
-        return FunctionOptions(config)
+        return type(self), (self.body, self.config, self._options_of)
 
     def _follow(self, config: ScheduleConfig) -> None:
-        self.options = self.options_of(config)
+        self.options = self._options_of(config)
         self.engine.apply(lambda now: self.engine.scheduler.changed(now, self))
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -229,7 +228,7 @@ class ScheduledFunction(Function):
         own = call.error is error
         outcome: Outcome = "failed" if own else _OUTCOMES.get(type(error), "failed")
         covered = call.covered if own else outcome != "failed" or is_retried(error, call.options) is not False
-        default = call.options.default_result if self.may_replace(error, covered=covered) else NOT_GIVEN
+        default = call.options.default_for(error, covered=covered)
         self._report(call, outcome, error, defaulted=default is not NOT_GIVEN)
         if default is NOT_GIVEN:
             raise error
@@ -242,10 +241,6 @@ class ScheduledFunction(Function):
                 *(kind.__name__, self.name, where),
             )
         return default(*args, **kwargs) if callable(default) else default
-
-    def may_replace(self, error: BaseException, *, covered: bool) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether the default may replace an error. ``covered``: ``exception_types`` names it, or it is of the scheduler."""
-        return covered
 
     def _report(self, call: Call, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
         if call.notes is not None:
@@ -414,10 +409,10 @@ schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for
 )
 
 
-def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., ScheduledFunction] = ScheduledFunction) -> Any:
-    """Return the decorated function, which calls the ``ScheduledFunction`` that ``make`` returns."""
+def decorate(function: Any, /, config: ScheduleConfig, options_of: OptionsOf = FunctionOptions) -> Any:
+    """Return the decorated function. ``options_of`` returns its options for each state of the configuration."""
     if isinstance(function, staticmethod | classmethod):
-        return type(function)(decorate(function.__func__, config=config, make=make))
+        return type(function)(decorate(function.__func__, config, options_of))
     kind, what = kind_of(function), getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
@@ -425,7 +420,7 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
     if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
         raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
-    member = make(function, config)
+    member = ScheduledFunction(function, config, options_of)
     wrapper: Any
     if kind is FunctionKind.AWAITED:
 

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
+from operator import attrgetter
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ LATE, SETTLE = 0.02, 0.05
 """A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
 so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""
 ADAPTIVE_START = 32  # number of tries in flight that an adaptive limit allows at first if no limit is configured
+_BOUNDS = attrgetter("adaptive_limit_max", "adaptive_limit_min", "adaptive_error_threshold")
 COUNTERS = ("calls", "ok", "failed", "refused", "timeouts", "tries", "retries", "hedges", "hedges_won", "overloaded")
 
 
@@ -268,15 +270,10 @@ class CallScheduler:
 
     def _follow(self) -> None:
         """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
-
-        def strictness(each: Any) -> tuple[float, ...]:
-            limits = each.adaptive_limit_max, each.adaptive_limit_min, each.adaptive_error_threshold
-            return *limits, each.adaptive_latency_threshold or inf
-
         options = [function.options for function in self.functions]
         most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
         adapting = [each for each in options if each.adaptive_limit and each.limit_size is None]
-        strictest = min(adapting, key=strictness, default=None)
+        strictest = min(adapting, key=lambda each: (*_BOUNDS(each), each.adaptive_latency_threshold or inf), default=None)
         self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if most == inf else most, most)
         self.limit = most if self.adaptive is None else self.adaptive.limit
 

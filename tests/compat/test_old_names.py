@@ -21,7 +21,7 @@ from qreward import BadRequest, CircuitOpen, ClientClosed, ConfigError, QRewardC
 from qreward.compat import GONE, KEPT
 from qreward.compat.functions import (
     OldConfigWatcher,
-    OldFunction,
+    OldOptions,
     OldScheduleConfig,
     OldScheduleMetrics,
     OldTelemetryExporter,
@@ -30,7 +30,7 @@ from qreward.compat.functions import (
 )
 from qreward.compat.proxies import REPLACED, ModelRouter, OpenAIChatProxy, OpenAIChatProxyManager
 from qreward.functions.config import ScheduleConfig
-from qreward.functions.function import ScheduleMetrics
+from qreward.functions.function import ScheduledFunction, ScheduleMetrics
 from qreward.settings import policies
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
@@ -161,7 +161,8 @@ def old_schedule(**settings: Any) -> Any:
 
 
 def test_a_function_of_0_1_7_can_be_pickled_with_the_errors_that_it_retries() -> None:
-    again = pickle.loads(pickle.dumps(OldFunction((KeyboardInterrupt,), max, ScheduleConfig(retry_times=3))))  # as in a closure
+    function = ScheduledFunction(max, ScheduleConfig(retry_times=3), partial(OldOptions, (KeyboardInterrupt,)))
+    again = pickle.loads(pickle.dumps(function))  # as in a closure
     assert (again.options.exception_types, again.config.retry_times) == ((KeyboardInterrupt,), 3)
     assert again.call_blocking((1, 2), {}) == 2
 

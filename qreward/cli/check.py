@@ -37,7 +37,7 @@ from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_e
 from qreward.settings.policies import Endpoint, Route
 from qreward.spelling import closest
 from qreward.transport.backend import PASSING, EndpointConnection, HttpBackend
-from qreward.transport.redaction import Secrets
+from qreward.transport.connection_settings import Secrets
 
 ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")

@@ -35,7 +35,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
-from qreward.transport.redaction import Secrets
+from qreward.transport.connection_settings import Secrets
 
 if TYPE_CHECKING:
     from qreward.runtime import Runtime

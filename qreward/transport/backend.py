@@ -13,24 +13,21 @@ from msgspec.structs import replace
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Ignored, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec, count_of
-from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
+from qreward.codecs.chat_stream import ChatChunk, Event, EventTooLong, Parser, StreamAccumulator, read_chunk
 from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
-from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.observers import CARRIED, with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind, ProbeResult
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, ApiKey, Endpoint
 from qreward.transport.aiohttp_transport import AiohttpTransport
-from qreward.transport.base import ByteStream, HttpTransport, too_long
-from qreward.transport.connection_settings import check_call_headers
+from qreward.transport.base import ByteStream, HttpTransport, KeyedTransport, too_long
+from qreward.transport.connection_settings import Secrets, check_call_headers, secrets_of
 from qreward.transport.error_mapping import FailedReply, failure_from_transport, shorten
 from qreward.transport.httpx_transport import HttpxTransport
-from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
-from qreward.transport.redaction import Secrets, secrets_of
 
 
 class HttpBackend:

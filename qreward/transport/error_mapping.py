@@ -37,7 +37,7 @@ from qreward.errors import (
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.transport.redaction import Secrets
+from qreward.transport.connection_settings import Secrets
 
 _TRANSIENT, _REFUSED = FailureKind.TRANSIENT, FailureKind.REFUSED
 _SHOWN = 300  # maximum number of characters of a server's message in an error

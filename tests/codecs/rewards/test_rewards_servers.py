@@ -19,8 +19,8 @@ from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Scori
 from qreward.testing.openai_api import vector
 from qreward.testing.text import canonical, digest_of, echo_text, logits_of, probabilities_of, score_of, softmax
 from qreward.transport.backend import HttpBackend
+from qreward.transport.connection_settings import Secrets
 from qreward.transport.error_mapping import FailedReply
-from qreward.transport.redaction import Secrets
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
 PAIRS = [("2 + 2?", "4"), ("2 + 2?", "5"), ("why {prompt}?", "{response}")]

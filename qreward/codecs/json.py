@@ -33,22 +33,23 @@ REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
     """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot represent."""
-    try:
-        for key, value in params.items():
-            if type(value) not in PLAIN:
-                check(value, key)
-        if not all_text:
-            check(inputs, name)
-        return _ENCODER.encode({"model": model, name: inputs, **params})
-    except (TypeError, ValueError):
-        return _write_slowly({"model": model, name: inputs, **params})
+    for key, value in params.items():
+        if type(value) not in PLAIN:
+            check(value, key)
+    if not all_text:
+        check(inputs, name)
+    return dumps({"model": model, name: inputs, **params})
 
 
 def dumps(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
-        return _write_slowly(value)
+        check(value, "")
+    try:  # the standard library escapes lone surrogates
+        return json.dumps(msgspec.to_builtins(value, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"the request cannot be written as JSON ({error}); use texts, numbers, lists and dicts") from None
 
 
 def check(value: object, path: str) -> None:
@@ -152,38 +153,22 @@ def _check(value: object, path: str) -> None:
         if not math.isfinite(value):
             raise BadRequest(f"{path} is {value}, which JSON cannot represent; send a finite number or leave it out")
     elif isinstance(value, dict):
-        _check_members(value, path)
+        for key, inner in value.items():
+            if not isinstance(key, str | int | float):
+                raise BadRequest(f"{path} has a key that is a {type(key).__name__}; keys must be texts")
+            _check(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             _check(inner, f"{path}[{index}]")
     elif isinstance(value, _BYTES):
         raise BadRequest(f"{path} holds {kind.__name__}, not text; decode it, or send base64.b64encode(...).decode()")
     elif not isinstance(value, str | int):
-        _check(_simplified(value, path), path)
-
-
-def _check_members(value: dict[Any, object], path: str) -> None:
-    for key, inner in value.items():
-        if not isinstance(key, str | int | float):
-            raise BadRequest(f"{path} has a key that is a {type(key).__name__}; keys must be texts")
-        _check(inner, f"{path}.{key}" if path else str(key))
-
-
-def _write_slowly(payload: Any) -> bytes:
-    """Encode with the standard library, which escapes lone surrogates. Raise ``BadRequest`` if the standard library fails too."""
-    try:
-        check(payload, "")
-        return json.dumps(msgspec.to_builtins(payload, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"the request cannot be written as JSON ({error}); use texts, numbers, lists and dicts") from None
-
-
-def _simplified(value: object, path: str) -> object:
-    try:
-        return msgspec.to_builtins(value, enc_hook=_plain, builtin_types=_BYTES)
-    except (TypeError, ValueError):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise BadRequest(f"{path} is a {kind}, which JSON cannot hold; convert it to text, numbers, lists or dicts") from None
+        try:
+            plain = msgspec.to_builtins(value, enc_hook=_plain, builtin_types=_BYTES)
+        except (TypeError, ValueError):
+            name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+            raise BadRequest(f"{path} is a {name}, which JSON cannot hold; convert it to text, numbers, lists or dicts") from None
+        _check(plain, path)
 
 
 def _plain(value: Any) -> Any:

@@ -39,8 +39,6 @@ def encoded(value: object) -> bytes:
 class JudgeCodec(ChatCodec):
     """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
-    failures = ABORTED  # the engine tries them again; a judge reads what else was cut off
-
     def encode(self, call: WireRequest, model: str) -> bytes:
         for message in call.inputs:
             for value in message.values():
@@ -52,7 +50,7 @@ class JudgeCodec(ChatCodec):
             return super().encode(call, model)
 
 
-JUDGE = JudgeCodec()
+JUDGE = JudgeCodec(failures=ABORTED)  # the engine tries them again; a judge reads what else was cut off
 
 
 class ModelReply(NamedTuple):

@@ -147,12 +147,11 @@ def build(path: str, body: bytes, completed: Callable[[dict[str, Any]], dict[str
 
 def _check(value: object, path: str) -> None:
     kind = type(value)
-    if kind in PLAIN:
+    if kind in PLAIN or (type(value) is float and math.isfinite(value)):
         return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadRequest(f"{path} is {value}, which JSON cannot represent; send a finite number or leave it out")
-    elif isinstance(value, dict):
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{path} is {value}, which JSON cannot represent; send a finite number or leave it out")
+    if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str | int | float):
                 raise BadRequest(f"{path} has a key that is a {type(key).__name__}; keys must be texts")
@@ -162,13 +161,16 @@ def _check(value: object, path: str) -> None:
             _check(inner, f"{path}[{index}]")
     elif isinstance(value, _BYTES):
         raise BadRequest(f"{path} holds {kind.__name__}, not text; decode it, or send base64.b64encode(...).decode()")
-    elif not isinstance(value, str | int):
-        try:
-            plain = msgspec.to_builtins(value, enc_hook=_plain, builtin_types=_BYTES)
-        except (TypeError, ValueError):
-            name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-            raise BadRequest(f"{path} is a {name}, which JSON cannot hold; convert it to text, numbers, lists or dicts") from None
-        _check(plain, path)
+    elif not isinstance(value, str | int | float):
+        _check(_simplified(value, path), path)
+
+
+def _simplified(value: object, path: str) -> object:
+    try:
+        return msgspec.to_builtins(value, enc_hook=_plain, builtin_types=_BYTES)
+    except (TypeError, ValueError):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise BadRequest(f"{path} is a {kind}, which JSON cannot hold; convert it to text, numbers, lists or dicts") from None
 
 
 def _plain(value: Any) -> Any:

@@ -50,7 +50,7 @@ class HttpBackend:
                 if isinstance(call.codec, DecisionCodec):
                     return await _decided(call.codec, connection, endpoint, call)
                 call = bound(call, endpoint)
-            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)
+            return await connection.attempt(call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -146,31 +146,25 @@ class HttpBackend:
 async def _decided(codec: DecisionCodec, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
     """Make an attempt of a decision. An endpoint that has not answered yet, or whose path is gone, is asked in one dialect after the other.
     If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
-    model, tried = call.model, dict[Dialect, Exception]()
+    model, failures = call.model, dict[Dialect, Failure]()
     dialect: Dialect | None = codec.dialect_at(endpoint, model)
-    refusals = list[tuple[Dialect, Failure]]()
-
-    async def ask(asked: WireRequest) -> Answer | Failure:
-        return connection.outcome_of(await connection.transport.post(*connection.encoded(asked)), asked)
-
     while dialect is not None:
-        outcome = await ask(replace(call, codec=dialect))
+        outcome = await connection.attempt(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
-            codec.answered(endpoint, model, dialect, tried)
+            codec.answered(endpoint, model, dialect, failures)
             for fault in outcome.value.found:
                 if isinstance(fault, RequestError):
                     fault.endpoint, fault.args = connection.name, (f"endpoint {connection.name!r}, model {fault.model!r}: {fault}",)
             return outcome
+        failures[dialect] = outcome
         if refuses_body(outcome.error) and not codec.is_certain(endpoint, model) and call.inputs is not PROBE:
-            shown = await ask(WireRequest(dialect, model, PROBE, {}, call.headers))
+            shown = await connection.attempt(WireRequest(dialect, model, PROBE, {}, call.headers))
             if isinstance(shown, Answer):
                 codec.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
-        tried[dialect] = outcome.error
-        refusals.append((dialect, outcome))
-        dialect = codec.next_dialect(endpoint, model, tried)
-    sent, failure = refusals[-1]
+        dialect = codec.next_dialect(endpoint, model, {each: failure.error for each, failure in failures.items()})
+    sent, failure = [*failures.items()][-1]
     if status_of(failure.error) in OTHER_BODY | NO_SUCH_PATH:
-        sent, failure = next((each for each in refusals if status_of(each[1].error) in OTHER_BODY), refusals[-1])
+        sent, failure = next((each for each in failures.items() if status_of(each[1].error) in OTHER_BODY), (sent, failure))
     failure.error.args = (f"{failure.error}{codec.advice(endpoint, model, sent, failure.error)}",)
     return failure
 
@@ -223,6 +217,10 @@ class EndpointConnection:
             headers = {**(headers or {}), endpoint.group_header: f"{hash_of_group(call.group):08x}"}
         return path, body, headers
 
+    async def attempt(self, call: WireRequest) -> Answer | Failure:
+        """Send a request and return its outcome. Raises ``TransportError`` and ``BadRequest``."""
+        return self.outcome_of(await self.transport.post(*self.encoded(call)), call)
+
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
         if not 200 <= reply.status < 300:
@@ -232,7 +230,7 @@ class EndpointConnection:
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failed(reply, call).by_body(error)
         usage, headers = value.usage, reply.headers
-        limits = rate_limit_headers.read(headers) if rate_limit_headers.tell_limits(tuple(headers)) else None
+        limits = rate_limit_headers.read(headers)
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)

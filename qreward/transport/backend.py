@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -243,28 +244,29 @@ class EndpointConnection:
     async def probe(self) -> ProbeResult:
         """Probe the server. If no connection opens, it is not ready; after a timeout or a broken connection, that is unknown."""
         kind = kind_of(self.endpoint.kind)
-        load, statuses = Load(), {}
-        for path in kind.probe:
-            try:
+        load, statuses = Load(), dict[str, int]()
+        try:
+            for path in kind.probe:
                 reply = await self.get(path)
-            except TransportError as error:
-                self.info = None
-                unreachable = not (error.sent or error.timeout or error.local)
-                return ProbeResult(ready=False if unreachable else None)
-            load = load.joined(read_load(path, reply.status, reply.body, kind.readers))
-            statuses[path] = reply.status
-            if load.ready is False:
-                self.info = None
-                break
-        else:
-            if kind.info is not None and self.info is None:
-                try:
-                    reply = await self.get(kind.info)
-                    self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
-                except TransportError:  # the next probe tries again
-                    pass
+                load = load.joined(read_load(path, reply.status, reply.body, kind.readers))
+                statuses[path] = reply.status
+                if load.ready is False:
+                    self.info = None
+                    break
+        except TransportError as error:
+            self.info = None
+            return ProbeResult(ready=False if not (error.sent or error.timeout or error.local) else None)
+        if kind.info is not None and self.info is None and load.ready is not False:
+            with suppress(TransportError):  # the next probe tries again
+                reply = await self.get(kind.info)
+                self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
         items = None if self.info is None else self.info.list_items
-        trouble = _trouble(kind.name, load, statuses)
+        trouble = None
+        if not statuses:
+            trouble = f"a server of kind {kind.name!r} has no route for probes; leave probe out"
+        elif load == Load() and not any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
+            answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())
+            trouble = f"{answers}; check that it is a server of kind {kind.name!r}, its base_url and its api_key, or leave probe out"
         return ProbeResult(load.ready, load.running, load.waiting, load.concurrency, items, load.cache_tokens, trouble)
 
     async def get(self, path: str) -> Reply:
@@ -312,15 +314,6 @@ def connection_key(endpoint: Endpoint) -> list[object]:
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
     threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None
     return [timeouts.connect, timeouts.read, threads, *rest]
-
-
-def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
-    if not statuses:
-        return f"a server of kind {kind!r} has no route for probes; leave probe out"
-    if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
-        return None
-    answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())
-    return f"{answers}; check that it is a server of kind {kind!r}, its base_url and its api_key, or leave probe out"
 
 
 DRAIN = 0.1
@@ -520,22 +513,16 @@ class ChatStream:
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
-    cap, unended = connection.endpoint.max_response_bytes, connection.unended.get(call.model, 0)
+    unended = connection.unended.get(call.model, 0)
     ours = _OPTIONS not in call.params and connection.takes_stream_options
-    body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
-    refused = body.status in OTHER_BODY
-    if ours and refused:
-        reply = await body.read_whole(cap)
-        if _OPTIONS.encode() not in reply.body:
-            return connection.failed(reply, call).by_status()
-        body = await _send(connection, call, {})
-    if not 200 <= body.status < 300:
-        return connection.failed(await body.read_whole(cap), call).by_status()
-    if ours and refused:
-        connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
-    return ChatStream(body, connection, call, unended)
-
-
-async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
-    request = replace(call, params={**call.params, "stream": True, **options})
-    return await connection.transport.begin("POST", *connection.encoded(request))
+    for options in ({_OPTIONS: {"include_usage": True}}, {}) if ours else ({},):
+        request = replace(call, params={**call.params, "stream": True, **options})
+        body = await connection.transport.begin("POST", *connection.encoded(request))
+        if 200 <= body.status < 300:
+            if ours and not options:
+                connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
+            return ChatStream(body, connection, call, unended)
+        reply = await body.read_whole(connection.endpoint.max_response_bytes)
+        if body.status not in OTHER_BODY or _OPTIONS.encode() not in reply.body:
+            break
+    return connection.failed(reply, call).by_status()

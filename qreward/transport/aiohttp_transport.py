@@ -69,7 +69,9 @@ class AiohttpTransport(HttpTransport):
 
     async def _request(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> aiohttp.ClientResponse:
         session = self._session or self._open()
-        url = self._urls.get(path) or self._url(path)
+        if (url := self._urls.get(path)) is None:
+            whole = path if "://" in path else self._endpoint.base_url + path
+            url = self._urls[path] = URL(whole, encoded=whole.isascii() and whole.isprintable() and " " not in whole)
         data = io.BytesIO(body) if isinstance(body, bytes) and len(body) >= _LARGE else body
         try:
             response = await session.request(method, url, data=data, headers=headers, allow_redirects=False)
@@ -120,12 +122,6 @@ class AiohttpTransport(HttpTransport):
             _open_sessions.pop(session, None)  # nothing can close it any more
         _open_sessions[self._session] = asyncio.get_running_loop()
         return self._session
-
-    def _url(self, path: str) -> URL:
-        whole = path if "://" in path else self._endpoint.base_url + path
-        ready = whole.isascii() and whole.isprintable() and " " not in whole
-        url = self._urls[path] = URL(whole, encoded=ready)
-        return url
 
 
 class AiohttpStream(ByteStream):

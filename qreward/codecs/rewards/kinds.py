@@ -356,9 +356,15 @@ class LocalScore(ListCodec):
     def mergeable(self, item: Any) -> bool:  # noqa: ARG002 - a function takes conversations in a list too
         return True
 
+    def form(self, item: Any) -> Any:
+        item = super().form(item)
+        if isinstance(item, Pair):
+            return {"prompt": item.prompt, "response": item.response} | ({} if item.label is None else {"label": item.label})
+        return item.messages if isinstance(item, Conversation) else item
+
     def encode(self, call: WireRequest, model: str) -> bytes:
         self.operation.check(call.params)
-        return jsonio.write(model, "items", [_passed(self.form(item)) for item in call.inputs], {"params": call.params}, all_text=False)
+        return jsonio.write(model, "items", [self.form(item) for item in call.inputs], {"params": call.params}, all_text=False)
 
     def value(self, row: Any) -> RewardScore:
         if not isinstance(row, dict):
@@ -370,12 +376,6 @@ class LocalScore(ListCodec):
         found = {name: raw for name, raw in row.items() if name == "reward" or type(raw) in kinds}
         reward = parsing.number(parsing.by_name(found, label, "reward"), "reward")
         return RewardScore(reward, {name: float(raw) for name, raw in found.items() if parsing.is_number(raw)})
-
-
-def _passed(item: Any) -> Any:
-    if isinstance(item, Pair):
-        return {"prompt": item.prompt, "response": item.response} | ({} if item.label is None else {"label": item.label})
-    return item.messages if isinstance(item, Conversation) else item
 
 
 @lru_cache(maxsize=256)

@@ -33,11 +33,10 @@ from qreward.codecs.rewards.base import (
     token_item,
 )
 from qreward.codecs.rewards.parsing import InvalidRow
-from qreward.errors import BadRequest, ConfigError
+from qreward.errors import BadRequest, ConfigError, did_you_mean
 from qreward.results import Usage
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel
-from qreward.spelling import did_you_mean
 
 # the OpenAI API, and servers with routes like it
 

@@ -14,7 +14,6 @@ LOOKED_AT = 8192  # maximum number of characters or bytes that are examined; mes
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
 _EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
 
-
 QUOTA = frozenset(WORDS["status"]["402"])
 """Error codes that mean that the account's quota or credit is used up."""
 _PER_MINUTE = "error-code#token-limit"
@@ -44,6 +43,25 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
     text: str
     names: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(body: bytes) -> ErrorBody:
+        try:
+            return ErrorBody.of(read_error(body))
+        except Malformed:
+            return ErrorBody(one_line(_MARKUP.sub(" ", body[:LOOKED_AT].decode("utf-8", "replace"))))
+
+    @staticmethod
+    def of(document: Any) -> ErrorBody:
+        if isinstance(document, list):
+            return ErrorBody.of(document[0]) if document else ErrorBody("")
+        if not isinstance(document, dict):
+            return ErrorBody("" if document is None else one_line(str(document)))
+        inner = document.get("error") or document.get("errors") or _base_resp(document)
+        if isinstance(inner, dict | list) and inner:
+            within = ErrorBody.of(inner)
+            return ErrorBody(within.text or _text(document), within.names + _names(document))
+        return ErrorBody(_text(document), _names(document))
 
     def status(self, answered: int = 400) -> int | None:
         """Return the status that the codes mean, or else the message, of a response with the status ``answered``; None if neither does."""
@@ -88,13 +106,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
         return any(name in WORDS["codes"]["too_long"] for name in self.names) or _SAYS["too_long"].search(self.text) is not None
 
 
-def parse_error_body(body: bytes) -> ErrorBody:
-    try:
-        return error_body_of(read_error(body))
-    except Malformed:
-        return ErrorBody(one_line(_MARKUP.sub(" ", body[:LOOKED_AT].decode("utf-8", "replace"))))
-
-
 def read_error(body: bytes) -> Any:
     """Return the JSON document in a body or in the first event of a body. Raises ``Malformed``."""
     event = _EVENT.match(body)
@@ -113,18 +124,6 @@ def error_in(document: Any) -> Any:
         return None
     codes = _names({name: document.get(name) for name in ("code", "status")})
     return document if document.get("errors") or document.get("error_code") or any(map(_status, codes)) else None
-
-
-def error_body_of(document: Any) -> ErrorBody:
-    if isinstance(document, list):
-        return error_body_of(document[0]) if document else ErrorBody("")
-    if not isinstance(document, dict):
-        return ErrorBody("" if document is None else one_line(str(document)))
-    inner = document.get("error") or document.get("errors") or _base_resp(document)
-    if isinstance(inner, dict | list) and inner:
-        within = error_body_of(inner)
-        return ErrorBody(within.text or _text(document), within.names + _names(document))
-    return ErrorBody(_text(document), _names(document))
 
 
 def _base_resp(document: dict[Any, Any]) -> dict[str, Any] | None:

@@ -9,16 +9,7 @@ from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import ABORTED, EmbeddedError, Ignored, Malformed, Reply, TransportError, Unfinished
-from qreward.codecs.error_body import (
-    INVALID_SCORES,
-    LOOKED_AT,
-    ErrorBody,
-    error_body_of,
-    error_in,
-    one_line,
-    parse_error_body,
-    read_error,
-)
+from qreward.codecs.error_body import INVALID_SCORES, LOOKED_AT, ErrorBody, error_in, one_line, read_error
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -106,7 +97,7 @@ class FailedReply(NamedTuple):
         if 300 <= reply.status < 400:
             target = _target(reply)
             return self._failure(_REDIRECT if target else _NO_TARGET, f"it points to {target or 'no other address'}")
-        error_body = parse_error_body(reply.body)
+        error_body = ErrorBody.read(reply.body)
         return self._failure(_meaning_of(reply.status, error_body), error_body.text)
 
     def by_body(self, error: Malformed | EmbeddedError | Unfinished) -> Failure:
@@ -116,7 +107,7 @@ class FailedReply(NamedTuple):
             with suppress(Malformed):
                 stated = error_in(read_error(body)) or stated
         if stated is not None or isinstance(error, EmbeddedError):
-            error_body = error_body_of(stated)
+            error_body = ErrorBody.of(stated)
             words = f"an error in the body: {error_body.text or 'without a message'}"
             return self._failure(_meaning_of(self.reply.status, error_body), words)
         match error:

@@ -377,16 +377,6 @@ class LocalScore(ListCodec):
         return RewardScore(reward, {name: float(raw) for name, raw in found.items() if parsing.is_number(raw)})
 
 
-@lru_cache(maxsize=256)
-def local_codec(operation: Operation, settings: RewardModel, most: int | None) -> LocalScore:
-    """Return the codec of a function that takes ``most`` items at once. Raises ``ConfigError`` for an operation other than ``score``."""
-    if operation.name != "score":
-        raise ConfigError(f"a function in this process answers chat completions and scores, but not {operation.name}")
-    codec = LocalScore(operation, settings)
-    codec.limits = MergeLimits(items=most or 1)
-    return codec
-
-
 def _like(codec: type[ListCodec], **fields: Any) -> type[ListCodec]:
     return type(codec.__name__, (codec,), fields)
 
@@ -502,8 +492,15 @@ def kind_of(name: str) -> ServerKind:
 
 
 @lru_cache(maxsize=4096)
-def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
-    """Return the codec of an operation for a kind of server. Equal arguments return the same codec. Raises ``ConfigError``."""
+def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL, local: int | None = None) -> ListCodec:
+    """Return the codec of an operation for a kind of server, or for a function in this process that takes ``local`` items at once. Equal
+    arguments return the same codec. Raises ``ConfigError``."""
+    if local is not None:
+        if operation is not SCORE:
+            raise ConfigError(f"a function in this process answers chat completions and scores, but not {operation.name}")
+        codec = LocalScore(operation, settings)
+        codec.limits = MergeLimits(items=local)
+        return codec
     routes = kind_of(kind).routes(operation.name)
     if not routes:
         kinds = sorted(each.name for each in _KINDS.values() if operation.name in each.codecs)
@@ -520,10 +517,8 @@ def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) ->
 
 
 def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
-    settings = endpoint.reward or _USUAL
-    if isinstance(endpoint.compute, LocalFunction):
-        return local_codec(operation, settings, endpoint.compute.max_batch_size)
-    return codec_of(endpoint.kind, operation, settings)
+    local = endpoint.compute.max_batch_size or 1 if isinstance(endpoint.compute, LocalFunction) else None
+    return codec_of(endpoint.kind, operation, endpoint.reward or _USUAL, local)
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> WireRequest:

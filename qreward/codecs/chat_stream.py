@@ -259,13 +259,11 @@ class _Choice:
             kept += length
             for name, value in {"logprobs": choice.logprobs, **(choice.more or {})}.items():
                 _keep(self.more, name, value)
-        if choice.ending is not None and (self.goes_on or is_failure(choice.ending) or not self._is_cut()):
-            self.ending = choice.finish_reason
+        if (ending := choice.ending) is not None:
+            earlier = ending_of(self.ending)
+            if self.goes_on or is_failure(ending) or not (earlier == LENGTH or is_failure(earlier)):
+                self.ending = choice.finish_reason
         return kept
-
-    def _is_cut(self) -> bool:
-        ending = ending_of(self.ending)
-        return ending == LENGTH or is_failure(ending)
 
     def text(self) -> str:
         return paired("".join(self.message.get("content", ())))
@@ -292,7 +290,10 @@ class StreamAccumulator:
         if chunk.is_whole and self._choices:
             self._drop_repeated(chunk)
         if self._half or _HIGH <= chunk.text[-1:] < _LOW:
-            self._pair(chunk)
+            text, self._half = paired(self._half + chunk.text), ""
+            if _HIGH <= text[-1:] < _LOW and chunk.finish_reason is None:
+                text, self._half = text[:-1], text[-1]
+            chunk.text = text
         edge = not chunk.choices or not self._choices
         for choice in chunk.choices:
             known = self._choices.get(choice.index)
@@ -322,12 +323,6 @@ class StreamAccumulator:
             raw["delta"] = choice.delta
         chunk.text = _text(chunk.choices)
         chunk.body = json.dumps(document).encode()
-
-    def _pair(self, chunk: ChatChunk) -> None:
-        text, self._half = paired(self._half + chunk.text), ""
-        if _HIGH <= text[-1:] < _LOW and chunk.finish_reason is None:
-            text, self._half = text[:-1], text[-1]
-        chunk.text = text
 
     @property
     def count(self) -> int:

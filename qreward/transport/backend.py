@@ -80,10 +80,11 @@ class HttpBackend:
     def withheld(self, endpoint: Endpoint, call: WireRequest) -> Failure | None:
         """Return a failure for a stream that another endpoint should be sent, because this one seems to end no stream of the model."""
         connection, model = self._connections.get(id(endpoint)), call.model
-        if connection is None or connection.unended.get(model, 0) < MOST_UNENDED or not cast("ChatCodec", call.codec).failures:
+        count, trial = (0, 0.0) if connection is None else connection.unended.get(model, (0, 0.0))
+        if connection is None or count < MOST_UNENDED or not cast("ChatCodec", call.codec).failures:
             return None
-        if (now := monotonic()) >= connection.trials[model]:
-            connection.trials[model] = now + TRIAL_AFTER
+        if (now := monotonic()) >= trial:
+            connection.unended[model] = count, now + TRIAL_AFTER
             return None
         failure = connection.failed(Reply(200, {}, b""), call).by_body(Ignored(_UNENDED))
         failure.hurts_health = False
@@ -189,8 +190,9 @@ class EndpointConnection:
         self._secrets = secrets_of(endpoint)
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
-        self.unended: dict[str, int] = {}  # model -> number of streams, each begun after the one before, that ended with [DONE] alone
-        self.trials: dict[str, float] = {}  # model without endings -> time from which one more of its streams is sent
+        self.unended: dict[str, tuple[int, float]] = {}
+        """Model -> number of streams, each begun after the one before, that ended with ``[DONE]`` alone, and the time from which one more
+        stream of a model without endings is sent."""
         self.info: Load | None = None
         self.in_flight = 0
         root = server_root(endpoint.base_url)
@@ -471,7 +473,7 @@ class ChatStream:
             self._learn(ENDS)
         if not (assembly.ended or not codec.failures if well else self._finished()):
             if self._done:
-                unended = connection.unended.get(self._call.model, 0)
+                unended, _ = connection.unended.get(self._call.model, (0, 0.0))
                 if unended != ENDS:
                     unended = self._learn(max(unended, self._unended + 1))
                 failure = self._failure(Ignored(_UNENDED) if unended >= MOST_UNENDED else Malformed(_UNENDED), b"")
@@ -494,11 +496,8 @@ class ChatStream:
     def _learn(self, unended: int) -> int:
         known, model = self._connection.unended, self._call.model
         if model not in known and len(known) >= MOST_MODELS:
-            self._connection.trials.pop(oldest := next(iter(known)), None)
-            del known[oldest]
-        known[model] = unended
-        if unended >= MOST_UNENDED:
-            self._connection.trials[model] = monotonic() + TRIAL_AFTER
+            del known[next(iter(known))]
+        known[model] = unended, monotonic() + TRIAL_AFTER
         return unended
 
     def _finished(self) -> bool:
@@ -513,7 +512,7 @@ class ChatStream:
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
-    unended = connection.unended.get(call.model, 0)
+    unended, _ = connection.unended.get(call.model, (0, 0.0))
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     for options in ({_OPTIONS: {"include_usage": True}}, {}) if ours else ({},):
         request = replace(call, params={**call.params, "stream": True, **options})

@@ -51,7 +51,7 @@ class HttpBackend:
                 if isinstance(call.codec, DecisionCodec):
                     return await _decided(call.codec, connection, endpoint, call)
                 call = bound(call, endpoint)
-            return await connection.attempt(call)
+            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)  # without another coroutine
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:

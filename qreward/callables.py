@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qreward.errors import ConfigError
-from qreward.spelling import closest, did_you_mean
+from qreward.errors import ConfigError, closest, did_you_mean
 
 
 class FunctionKind(Enum):

@@ -8,9 +8,8 @@ from functools import cached_property
 from string import ascii_uppercase
 from typing import overload
 
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError, QRewardError, did_you_mean
 from qreward.records import Usage
-from qreward.spelling import did_you_mean
 
 MIN_LABEL_MASS = 0.5
 """Default of ``min_label_mass``: minimum total probability (0 to 1) of all options of a question. Below one half, an answer other than an

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from qreward.callables import NOT_GIVEN, FunctionKind, kind_of, show_keywords
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import RESERVED, Codec, WireRequest
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ELSEWHERE, TYPO, ConfigError, QRewardError, closest, did_you_mean, meant
 from qreward.scheduler.task import RequestOptions
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Hedge, Limits, PrefixAffinity, Priority, Retry, Route, priority_level
-from qreward.spelling import ELSEWHERE, TYPO, closest, did_you_mean, meant
 from qreward.transport import connection_settings
 
 if TYPE_CHECKING:

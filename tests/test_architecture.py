@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("callables", "records", "errors", "results", "decisions", "observers", "settings", "spelling"),
+    ("callables", "records", "errors", "results", "decisions", "observers", "settings"),
     ("scheduler", "quota.ledger"),
     ("codecs",),
     ("transport", "engine.background"),

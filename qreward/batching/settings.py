@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, SupportsIndex, TypedDict
 
-from qreward.errors import ConfigError
-from qreward.spelling import did_you_mean
+from qreward.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

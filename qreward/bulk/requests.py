@@ -14,12 +14,11 @@ from qreward.bulk.inputs import Line
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT, passthrough
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.errors import BadRequest, ConfigError
+from qreward.errors import BadRequest, ConfigError, did_you_mean
 from qreward.judge.prompts import Prompt, check_columns, column_value
 from qreward.options import check_params
 from qreward.settings.base import Policy, Seconds, default
 from qreward.settings.policies import Level, Priority
-from qreward.spelling import did_you_mean
 
 CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")

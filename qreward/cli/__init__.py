@@ -13,8 +13,7 @@ from math import inf
 from typing import Any
 
 from qreward import __version__
-from qreward.errors import QRewardError
-from qreward.spelling import did_you_mean
+from qreward.errors import QRewardError, did_you_mean
 
 CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe. A shell reports this status for SIGPIPE."""

@@ -25,7 +25,7 @@ from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.kinds import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, SLOTS, Load, read_load
 from qreward.engine.fleet import resolved
-from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestError, RequestTimeout
+from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestError, RequestTimeout, closest
 from qreward.integrations.trainers.settings import SCORERS, VARIABLE, RewardConfig, name_source_in_errors, read_reward_settings
 from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.judge import make_scorer
@@ -35,9 +35,8 @@ from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, load_config, read_config, without_effect
 from qreward.settings.policies import Endpoint, Route
-from qreward.spelling import closest
 from qreward.transport.backend import PASSING, EndpointConnection, HttpBackend
-from qreward.transport.redaction import Secrets
+from qreward.transport.connection_settings import Secrets
 
 ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")

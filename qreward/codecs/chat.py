@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -72,11 +72,13 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
 
 class ChatCodec(Codec):
-    """Encodes requests to ``POST /chat/completions``, and decodes the responses. Inputs are messages."""
+    """Encodes requests to ``POST /chat/completions``, and decodes the responses. Inputs are messages. ``failures`` are the values of
+    ``finish_reason`` for which ``Unfinished`` is raised. If there are none, neither these nor the number of choices are checked."""
 
     path = "/chat/completions"
-    failures: ClassVar[frozenset[str]] = ABORTED | WITHHELD
-    """Values of ``finish_reason`` for which ``Unfinished`` is raised. If there are none, responses are not checked."""
+
+    def __init__(self, failures: frozenset[str] = ABORTED | WITHHELD) -> None:
+        self.failures = failures
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         all_text = True
@@ -128,16 +130,21 @@ class ChatCodec(Codec):
                     break
             else:
                 return inputs
-        return _validate_slowly(inputs)
+        if isinstance(inputs, str):
+            raise BadRequest(f"messages is a text; send {_EXAMPLE}")
+        if isinstance(inputs, Mapping) and "messages" in inputs:
+            raise BadRequest(f"messages is a dict with the key 'messages'; pass the list that it holds: {_ITEMS}")
+        if isinstance(inputs, Mapping):
+            raise BadRequest(f"messages is one message; put it in a list: {_EXAMPLE}")
+        if not isinstance(inputs, list | tuple):
+            raise BadRequest(f"messages is a {type(inputs).__name__}; send a list such as {_EXAMPLE}")
+        if not inputs:
+            raise BadRequest(f"messages is empty; send at least one message, such as {_EXAMPLE}")
+        return [_message(raw, index) for index, raw in enumerate(inputs)]
 
 
-class VerbatimChatCodec(ChatCodec):
-    """Accepts every ``finish_reason`` and any number of choices, unlike ``ChatCodec``. It is for programs that check both themselves."""
-
-    failures = frozenset()
-
-
-CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
+CHAT, VERBATIM_CHAT = ChatCodec(), ChatCodec(failures=frozenset())
+"""The second one is for programs that check answers themselves."""
 
 
 def tokens_of(messages: Iterable[Mapping[str, Any]]) -> float:
@@ -196,20 +203,6 @@ def characters(value: object) -> float:
 def is_missing(message: Mapping[str, Any]) -> bool:
     """Return True if a message has neither content nor tool calls. An empty string is content."""
     return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
-
-
-def _validate_slowly(inputs: Any) -> list[Any]:
-    if isinstance(inputs, str):
-        raise BadRequest(f"messages is a text; send {_EXAMPLE}")
-    if isinstance(inputs, Mapping) and "messages" in inputs:
-        raise BadRequest(f"messages is a dict with the key 'messages'; pass the list that it holds: {_ITEMS}")
-    if isinstance(inputs, Mapping):
-        raise BadRequest(f"messages is one message; put it in a list: {_EXAMPLE}")
-    if not isinstance(inputs, list | tuple):
-        raise BadRequest(f"messages is a {type(inputs).__name__}; send a list such as {_EXAMPLE}")
-    if not inputs:
-        raise BadRequest(f"messages is empty; send at least one message, such as {_EXAMPLE}")
-    return [_message(raw, index) for index, raw in enumerate(inputs)]
 
 
 def _message(raw: Any, index: int) -> dict[str, Any]:
@@ -282,23 +275,21 @@ class PassthroughCodec(Codec):
             raise EmbeddedError(document)
         if not document:
             raise Malformed("the answer is an empty object")
-        if self.path.endswith("/completions"):
-            self._check_choices(document.get("choices"), call.params)
-        return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
-
-    def _check_choices(self, choices: object, params: Mapping[str, Any]) -> None:
+        usage = jsonio.usage_of(document.get("usage"))
+        if not self.path.endswith("/completions"):
+            return PassthroughAnswer(body, usage)
+        choices, count = document.get("choices"), count_of(call.params) * _prompts_in(call.params)
         if not isinstance(choices, list) or not choices:
             raise Malformed("the answer has no choices")
-        if self.verbatim:
-            return
-        for choice in choices:
+        for choice in () if self.verbatim else choices:
             said = choice if isinstance(choice, dict) else {}
             if is_failure(ending := ending_of(said.get("finish_reason"))):
                 raise Unfinished(str(ending))
             if said.get("text", said.get("message")) is None:
                 raise Malformed("the answer has a choice without a text")
-        if len(choices) < (count := count_of(params) * _prompts_in(params)):
+        if len(choices) < count and not self.verbatim:
             raise Ignored(f"the answer has {len(choices)} of {count} choices; send a line for each if the server ignores n or lists")
+        return PassthroughAnswer(body, usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params) * _prompts_in(call.params)

@@ -658,7 +658,7 @@ class DecisionCodec(Unbound):
             self.remember(endpoint, model, found)
         return found
 
-    def answered(self, endpoint: Endpoint, model: str, dialect: Dialect, tried: Mapping[Dialect, Exception]) -> None:
+    def answered(self, endpoint: Endpoint, model: str, dialect: Dialect, tried: Mapping[Dialect, object]) -> None:
         """Remember the dialect of an answer, unless another one is known that was not refused."""
         known = self.known(endpoint, model)
         if known is not dialect and (known is None or known in tried):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -78,7 +77,11 @@ class EmbeddingsCodec(Unbound):
         if faults and (not self.partial or len(faults) == count):
             place, fault = next(iter(faults.items()))
             raise Malformed(f"embedding {place} of the answer is not valid: {fault}")
-        return EmbeddingsAnswer(_without(body, faults) if faults else body, call.model, seen.usage)
+        if faults:
+            document = jsonio.read_object(body)
+            rows = [{**_row_of(row), **({"embedding": None} if place in faults else {})} for place, row in enumerate(document["data"])]
+            body = jsonio.dumps({**document, "data": rows})
+        return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return sum(len(item) / CHARS_PER_TOKEN if isinstance(item, str) else float(len(item)) for item in inputs_of(call)), 0.0
@@ -128,14 +131,6 @@ def _read_leniently(body: bytes) -> _Embeddings:
 
 def _row_of(raw: Any) -> dict[str, Any]:
     return {"embedding": None, **raw} if isinstance(raw, dict) else {"embedding": raw}
-
-
-def _without(body: bytes, places: Iterable[int]) -> bytes:
-    document = jsonio.read_object(body)
-    rows = list(map(_row_of, document["data"]))
-    for place in places:
-        rows[place]["embedding"] = None
-    return jsonio.dumps({**document, "data": rows})
 
 
 def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,24 @@ LOOKED_AT = 8192  # maximum number of characters or bytes that are examined; mes
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
 _EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
 
+QUOTA = frozenset(WORDS["status"]["402"])
+"""Error codes that mean that the account's quota or credit is used up."""
+_PER_MINUTE = "error-code#token-limit"
+"""The end of a link in each message about DashScope's limit of tokens per minute, whose code is that of an account that is used up."""
+
+INVALID_SCORES = "invalid_scores"
+"""The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
+
+_GENERAL = frozenset({"400", *WORDS["general"]["400"], *WORDS["general"]["500"]})
+_STATUS_OF = {
+    name.replace("_", ""): int(status) for kind in ("general", "status") for status, names in WORDS[kind].items() for name in names
+}
+_SAYS = {meaning: re.compile(text.replace("\n", ""), re.IGNORECASE) for meaning, text in WORDS["says"].items()}
+_NO_PATH = "Unexpected endpoint or method"
+"""The beginning of LM Studio's message, with status 200, for a path that it does not have."""
+_LENGTH = re.compile(r"context length is (?:only )?(\d{1,9})\b")
+_OUTPUT = re.compile(r"requested (\d{1,9}) output tokens|\b(\d{1,9}) in the completion")
+
 
 # OpenAI, vLLM: {"error": {"message", "type", "code", "param"}}; others: {"error": "text"}, {"errors": [...]}, {"code", "msg"};
 # TEI: {"error", "error_type"}; SGLang: {"object": "error", "message", "code"}; FastAPI: {"detail": ...}; lists, events, text, HTML;
@@ -21,15 +39,71 @@ _EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
+    """The message of an error and its codes."""
+
     text: str
     names: tuple[str, ...] = ()
 
+    @staticmethod
+    def read(body: bytes) -> ErrorBody:
+        try:
+            return ErrorBody.of(read_error(body))
+        except Malformed:
+            return ErrorBody(one_line(_MARKUP.sub(" ", body[:LOOKED_AT].decode("utf-8", "replace"))))
 
-def parse_error_body(body: bytes) -> ErrorBody:
-    try:
-        return error_body_of(read_error(body))
-    except Malformed:
-        return ErrorBody(one_line(_MARKUP.sub(" ", body[:LOOKED_AT].decode("utf-8", "replace"))))
+    @staticmethod
+    def of(document: Any) -> ErrorBody:
+        if isinstance(document, list):
+            return ErrorBody.of(document[0]) if document else ErrorBody("")
+        if not isinstance(document, dict):
+            return ErrorBody("" if document is None else one_line(str(document)))
+        inner = document.get("error") or document.get("errors") or _base_resp(document)
+        if isinstance(inner, dict | list) and inner:
+            within = ErrorBody.of(inner)
+            return ErrorBody(within.text or _text(document), within.names + _names(document))
+        return ErrorBody(_text(document), _names(document))
+
+    def status(self, answered: int = 400) -> int | None:
+        """Return the status that the codes mean, or else the message, of a response with the status ``answered``; None if neither does."""
+        if not QUOTA.isdisjoint(self.names) and not self.is_quota():
+            return 429
+        known = [(name, status) for name in self.names if (status := _status(name)) is not None]
+        for name, status in known:
+            if name not in _GENERAL and name != str(answered):
+                return status
+        if answered not in (200, 400, 500):
+            return None
+        if known:
+            return known[0][1]
+        if self.text.startswith(_NO_PATH):
+            return 404
+        return 503 if _SAYS["overload"].match(self.text) else 400 if self.is_too_long() else None
+
+    def is_quota(self) -> bool:
+        named = not QUOTA.isdisjoint(self.names) and _PER_MINUTE not in self.text
+        return named or _SAYS["used_up"].match(self.text) is not None
+
+    def is_refused_account(self) -> bool:
+        return _SAYS["no_account"].match(self.text) is not None
+
+    def is_unknown_model(self) -> bool:
+        return any(name in WORDS["codes"]["no_model"] for name in self.names) or _SAYS["no_model"].match(self.text) is not None
+
+    def is_too_much_output(self) -> bool:
+        """Return True if the requested output alone, without the input, is too long: it fills the context that vLLM or OpenAI names."""
+        length, output = _LENGTH.search(self.text), _OUTPUT.search(self.text)
+        filled = length is not None and output is not None and int(output[1] or output[2]) >= int(length[1])
+        return filled or _SAYS["too_much_output"].match(self.text.lstrip("'\"`")) is not None
+
+    def names_output(self) -> bool:
+        return _SAYS["output"].search(self.text) is not None
+
+    def exceeds_a_minute(self) -> bool:
+        """Return True if the request has more tokens than the account may use in a minute or a day."""
+        return _SAYS["too_large"].match(self.text) is not None
+
+    def is_too_long(self) -> bool:
+        return any(name in WORDS["codes"]["too_long"] for name in self.names) or _SAYS["too_long"].search(self.text) is not None
 
 
 def read_error(body: bytes) -> Any:
@@ -50,18 +124,6 @@ def error_in(document: Any) -> Any:
         return None
     codes = _names({name: document.get(name) for name in ("code", "status")})
     return document if document.get("errors") or document.get("error_code") or any(map(_status, codes)) else None
-
-
-def error_body_of(document: Any) -> ErrorBody:
-    if isinstance(document, list):
-        return error_body_of(document[0]) if document else ErrorBody("")
-    if not isinstance(document, dict):
-        return ErrorBody("" if document is None else one_line(str(document)))
-    inner = document.get("error") or document.get("errors") or _base_resp(document)
-    if isinstance(inner, dict | list) and inner:
-        within = error_body_of(inner)
-        return ErrorBody(within.text or _text(document), within.names + _names(document))
-    return ErrorBody(_text(document), _names(document))
 
 
 def _base_resp(document: dict[Any, Any]) -> dict[str, Any] | None:
@@ -108,63 +170,5 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
     return tuple(re.sub(r"[\s.-]+", "_", str(value).strip().lower()) for value in values if value)
 
 
-QUOTA = frozenset(WORDS["status"]["402"])
-"""Error codes that mean that the account's quota or credit is used up."""
-_PER_MINUTE = "error-code#token-limit"
-"""The end of a link in each message about DashScope's limit of tokens per minute, whose code is that of an account that is used up."""
-
-INVALID_SCORES = "invalid_scores"
-"""The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
-
-_GENERAL = frozenset({"400", *WORDS["general"]["400"], *WORDS["general"]["500"]})
-_STATUS_OF = {
-    name.replace("_", ""): int(status) for kind in ("general", "status") for status, names in WORDS[kind].items() for name in names
-}
-_SAYS = {meaning: re.compile(text.replace("\n", ""), re.IGNORECASE) for meaning, text in WORDS["says"].items()}
-_NO_PATH = "Unexpected endpoint or method"
-"""The beginning of LM Studio's message, with status 200, for a path that it does not have."""
-_LENGTH = re.compile(r"context length is (?:only )?(\d{1,9})\b")
-_OUTPUT = re.compile(r"requested (\d{1,9}) output tokens|\b(\d{1,9}) in the completion")
-
-
-def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
-    if not QUOTA.isdisjoint(error_body.names) and not is_quota(error_body):
-        return 429
-    known = [(name, status) for name in error_body.names if (status := _status(name)) is not None]
-    for name, status in known:
-        if name not in _GENERAL and name != str(answered):
-            return status
-    if answered not in (200, 400, 500):
-        return None
-    if known:
-        return known[0][1]
-    if error_body.text.startswith(_NO_PATH):
-        return 404
-    return 503 if _SAYS["overload"].match(error_body.text) else 400 if is_too_long(error_body) else None
-
-
 def _status(name: str) -> int | None:
     return _STATUS_OF.get(name.replace("_", "")) or (int(name) if re.fullmatch("[45][0-9][0-9]", name) else None)
-
-
-def is_quota(error_body: ErrorBody) -> bool:
-    named = not QUOTA.isdisjoint(error_body.names) and _PER_MINUTE not in error_body.text
-    return named or _SAYS["used_up"].match(error_body.text) is not None
-
-
-def is_refused_account(error_body: ErrorBody) -> bool:
-    return _SAYS["no_account"].match(error_body.text) is not None
-
-
-def is_unknown_model(error_body: ErrorBody) -> bool:
-    return any(name in WORDS["codes"]["no_model"] for name in error_body.names) or _SAYS["no_model"].match(error_body.text) is not None
-
-
-def is_too_much_output(error_body: ErrorBody) -> bool:
-    """Return True if the requested output alone, without the input, fills the context that the message of vLLM or OpenAI names."""
-    length, output = _LENGTH.search(error_body.text), _OUTPUT.search(error_body.text)
-    return length is not None and output is not None and int(output[1] or output[2]) >= int(length[1])
-
-
-def is_too_long(error_body: ErrorBody) -> bool:
-    return any(name in WORDS["codes"]["too_long"] for name in error_body.names) or _SAYS["too_long"].search(error_body.text) is not None

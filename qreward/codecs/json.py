@@ -33,22 +33,23 @@ REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
     """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot represent."""
-    try:
-        for key, value in params.items():
-            if type(value) not in PLAIN:
-                check(value, key)
-        if not all_text:
-            check(inputs, name)
-        return _ENCODER.encode({"model": model, name: inputs, **params})
-    except (TypeError, ValueError):
-        return _write_slowly({"model": model, name: inputs, **params})
+    for key, value in params.items():
+        if type(value) not in PLAIN:
+            check(value, key)
+    if not all_text:
+        check(inputs, name)
+    return dumps({"model": model, name: inputs, **params})
 
 
 def dumps(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
-        return _write_slowly(value)
+        check(value, "")
+    try:  # the standard library escapes lone surrogates
+        return json.dumps(msgspec.to_builtins(value, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"the request cannot be written as JSON ({error}); use texts, numbers, lists and dicts") from None
 
 
 def check(value: object, path: str) -> None:
@@ -146,36 +147,22 @@ def build(path: str, body: bytes, completed: Callable[[dict[str, Any]], dict[str
 
 def _check(value: object, path: str) -> None:
     kind = type(value)
-    if kind in PLAIN:
+    if kind in PLAIN or (type(value) is float and math.isfinite(value)):
         return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadRequest(f"{path} is {value}, which JSON cannot represent; send a finite number or leave it out")
-    elif isinstance(value, dict):
-        _check_members(value, path)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{path} is {value}, which JSON cannot represent; send a finite number or leave it out")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str | int | float):
+                raise BadRequest(f"{path} has a key that is a {type(key).__name__}; keys must be texts")
+            _check(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             _check(inner, f"{path}[{index}]")
     elif isinstance(value, _BYTES):
         raise BadRequest(f"{path} holds {kind.__name__}, not text; decode it, or send base64.b64encode(...).decode()")
-    elif not isinstance(value, str | int):
+    elif not isinstance(value, str | int | float):
         _check(_simplified(value, path), path)
-
-
-def _check_members(value: dict[Any, object], path: str) -> None:
-    for key, inner in value.items():
-        if not isinstance(key, str | int | float):
-            raise BadRequest(f"{path} has a key that is a {type(key).__name__}; keys must be texts")
-        _check(inner, f"{path}.{key}" if path else str(key))
-
-
-def _write_slowly(payload: Any) -> bytes:
-    """Encode with the standard library, which escapes lone surrogates. Raise ``BadRequest`` if the standard library fails too."""
-    try:
-        check(payload, "")
-        return json.dumps(msgspec.to_builtins(payload, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"the request cannot be written as JSON ({error}); use texts, numbers, lists and dicts") from None
 
 
 def _simplified(value: object, path: str) -> object:

@@ -34,7 +34,7 @@ from weakref import ref
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
-from qreward.errors import ConfigError, NoEndpoint
+from qreward.errors import ConfigError, NoEndpoint, did_you_mean
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, MinuteLimit
@@ -47,7 +47,6 @@ from qreward.scheduler.source import Source, make_source
 from qreward.settings.base import repeated
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, Route
-from qreward.spelling import did_you_mean
 
 SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
 ADJUSTABLE = frozenset({

@@ -20,7 +20,7 @@ from qreward.codecs.base import Codec, Malformed, WireRequest
 from qreward.codecs.chat import VERBATIM_CHAT, PassthroughCodec
 from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.error_body import ErrorBody, is_too_long
+from qreward.codecs.error_body import ErrorBody
 from qreward.engine.portal import BlockingIterator, portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.options import preparer
@@ -384,7 +384,7 @@ def described(error: QRewardError) -> dict[str, Any]:
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     if isinstance(error, errors.NoEndpoint):
         code = "model_not_found"
-    elif isinstance(error, errors.BadRequest) and is_too_long(ErrorBody(str(error))):
+    elif isinstance(error, errors.BadRequest) and ErrorBody(str(error)).is_too_long():
         code = "context_length_exceeded"
     elif isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
         code = "insufficient_quota"

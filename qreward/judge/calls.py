@@ -58,8 +58,6 @@ def encoded(value: object) -> bytes:
 class JudgeCodec(ChatCodec):
     """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
-    failures = ABORTED  # the engine tries them again; a judge reads what else was cut off
-
     def encode(self, call: WireRequest, model: str) -> bytes:
         for message in call.inputs:
             for value in message.values():
@@ -71,7 +69,7 @@ class JudgeCodec(ChatCodec):
             return super().encode(call, model)
 
 
-JUDGE = JudgeCodec()
+JUDGE = JudgeCodec(failures=ABORTED)  # the engine tries them again; a judge reads what else was cut off
 
 
 @lru_cache(maxsize=64)

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from qreward.decisions import MIN_LABEL_MASS
-from qreward.errors import ConfigError
+from qreward.errors import TYPO, ConfigError, closest, did_you_mean
 from qreward.judge.calibration import Calibration
 from qreward.judge.parsing import NAMED
 from qreward.judge.rubric import Rubric, read_rubric
 from qreward.settings.base import NOT_BOOL, Accepting, Count, Many, Policy, Positive, default, repeated
-from qreward.spelling import TYPO, closest, did_you_mean
 
 PRESETS: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 """Name -> settings of a judge. ``docs/reference/judge-presets.md`` has their sources."""

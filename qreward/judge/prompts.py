@@ -11,8 +11,7 @@ from secrets import token_hex
 from typing import Any, TypeGuard
 
 from qreward.codecs.chat import is_missing
-from qreward.errors import BadRequest, ConfigError
-from qreward.spelling import TYPO, closest
+from qreward.errors import TYPO, BadRequest, ConfigError, closest
 
 Messages = list[dict[str, Any]]
 Builder = Callable[[Mapping[str, Any]], Iterable[Any]]

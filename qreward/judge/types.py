@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpa
 
 from qreward.decisions import Option
 from qreward.engine.portal import BlockingTwin
-from qreward.errors import ConfigError, InvalidResponse
+from qreward.errors import ConfigError, InvalidResponse, did_you_mean
 from qreward.judge.calibration import digest
 from qreward.options import DEFAULT, JudgeBatchOptions
 from qreward.results import BatchResult, Usage
 from qreward.settings.policies import Priority
-from qreward.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

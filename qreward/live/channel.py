@@ -26,7 +26,7 @@ import msgspec
 
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError, QRewardError, did_you_mean
 from qreward.live import processes
 from qreward.live.processes import VERSION, Process, directory
 from qreward.progress import is_on
@@ -34,8 +34,7 @@ from qreward.render import Cell
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.settings.policies import Endpoint
-from qreward.spelling import did_you_mean
-from qreward.transport.redaction import Secrets
+from qreward.transport.connection_settings import Secrets
 
 if TYPE_CHECKING:
     from qreward.runtime import Runtime

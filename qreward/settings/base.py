@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from qreward.callables import NOT_GIVEN, Code
-from qreward.errors import ConfigError, Fault
-from qreward.spelling import TYPO, closest, did_you_mean, meant
+from qreward.errors import TYPO, ConfigError, Fault, closest, did_you_mean, meant
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass as PolicyType

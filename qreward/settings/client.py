@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, did_you_mean
 from qreward.settings.base import Accepting, Many, Policy, Seconds, instead, must, repeated, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.local import http_package_of
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, PrefixAffinity, Retry, Route
-from qreward.spelling import did_you_mean
 
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"

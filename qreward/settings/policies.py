@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandle
 from pydantic_core import CoreSchema, core_schema
 
 from qreward.callables import name_of
-from qreward.errors import ConfigError
+from qreward.errors import ELSEWHERE, ConfigError, closest, did_you_mean
 from qreward.settings.base import (
     EXPANDED,
     NOT_BOOL,
@@ -40,7 +40,6 @@ from qreward.settings.base import (
     wrong,
 )
 from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_package_of
-from qreward.spelling import ELSEWHERE, closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 

@@ -28,7 +28,7 @@ from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, Task
 from qreward.scheduler.why import route_of
 from qreward.telemetry.telemetry import CACHED, CHECK_INTERVAL, Attributes, ServerAddress, Telemetry, address_of, is_active, known
-from qreward.transport.redaction import Secrets, secrets_of
+from qreward.transport.connection_settings import Secrets, secrets_of
 
 
 class CallKind:

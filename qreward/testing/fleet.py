@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from qreward.engine.portal import Portal
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, did_you_mean
 from qreward.settings.policies import Endpoint
-from qreward.spelling import did_you_mean
 from qreward.testing.endpoint import Seen
 from qreward.testing.server import HOST, FakeServer
 from qreward.testing.spec import FakeEndpoint, read_spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -13,24 +14,21 @@ from msgspec.structs import replace
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Ignored, Malformed, Reply, TransportError, Unbound, Unfinished, WireRequest, hash_of_group
 from qreward.codecs.chat import ChatCodec, count_of
-from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
+from qreward.codecs.chat_stream import ChatChunk, Event, EventTooLong, Parser, StreamAccumulator, read_chunk
 from qreward.codecs.decisions import NO_SUCH_PATH, OTHER_BODY, PROBE, DecisionCodec, Dialect, refuses_body, status_of
 from qreward.codecs.rewards.kinds import bound, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
-from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.observers import CARRIED, with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind, ProbeResult
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, ApiKey, Endpoint
 from qreward.transport.aiohttp_transport import AiohttpTransport
-from qreward.transport.base import ByteStream, HttpTransport, too_long
-from qreward.transport.connection_settings import check_call_headers
+from qreward.transport.base import ByteStream, HttpTransport, KeyedTransport, too_long
+from qreward.transport.connection_settings import Secrets, check_call_headers, secrets_of
 from qreward.transport.error_mapping import FailedReply, failure_from_transport, shorten
 from qreward.transport.httpx_transport import HttpxTransport
-from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
-from qreward.transport.redaction import Secrets, secrets_of
 
 
 class HttpBackend:
@@ -53,7 +51,7 @@ class HttpBackend:
                 if isinstance(call.codec, DecisionCodec):
                     return await _decided(call.codec, connection, endpoint, call)
                 call = bound(call, endpoint)
-            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)
+            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)  # without another coroutine
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -82,10 +80,11 @@ class HttpBackend:
     def withheld(self, endpoint: Endpoint, call: WireRequest) -> Failure | None:
         """Return a failure for a stream that another endpoint should be sent, because this one seems to end no stream of the model."""
         connection, model = self._connections.get(id(endpoint)), call.model
-        if connection is None or connection.unended.get(model, 0) < MOST_UNENDED or not cast("ChatCodec", call.codec).failures:
+        count, trial = (0, 0.0) if connection is None else connection.unended.get(model, (0, 0.0))
+        if connection is None or count < MOST_UNENDED or not cast("ChatCodec", call.codec).failures:
             return None
-        if (now := monotonic()) >= connection.trials[model]:
-            connection.trials[model] = now + TRIAL_AFTER
+        if (now := monotonic()) >= trial:
+            connection.unended[model] = count, now + TRIAL_AFTER
             return None
         failure = connection.failed(Reply(200, {}, b""), call).by_body(Ignored(_UNENDED))
         failure.hurts_health = False
@@ -149,31 +148,25 @@ class HttpBackend:
 async def _decided(codec: DecisionCodec, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
     """Make an attempt of a decision. An endpoint that has not answered yet, or whose path is gone, is asked in one dialect after the other.
     If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
-    model, tried = call.model, dict[Dialect, Exception]()
+    model, failures = call.model, dict[Dialect, Failure]()
     dialect: Dialect | None = codec.dialect_at(endpoint, model)
-    refusals = list[tuple[Dialect, Failure]]()
-
-    async def ask(asked: WireRequest) -> Answer | Failure:
-        return connection.outcome_of(await connection.transport.post(*connection.encoded(asked)), asked)
-
     while dialect is not None:
-        outcome = await ask(replace(call, codec=dialect))
+        outcome = await connection.attempt(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
-            codec.answered(endpoint, model, dialect, tried)
+            codec.answered(endpoint, model, dialect, failures)
             for fault in outcome.value.found:
                 if isinstance(fault, RequestError):
                     fault.endpoint, fault.args = connection.name, (f"endpoint {connection.name!r}, model {fault.model!r}: {fault}",)
             return outcome
+        failures[dialect] = outcome
         if refuses_body(outcome.error) and not codec.is_certain(endpoint, model) and call.inputs is not PROBE:
-            shown = await ask(WireRequest(dialect, model, PROBE, {}, call.headers))
+            shown = await connection.attempt(WireRequest(dialect, model, PROBE, {}, call.headers))
             if isinstance(shown, Answer):
                 codec.answered(endpoint, model, dialect, {})  # the request is wrong, and not the dialect
-        tried[dialect] = outcome.error
-        refusals.append((dialect, outcome))
-        dialect = codec.next_dialect(endpoint, model, tried)
-    sent, failure = refusals[-1]
+        dialect = codec.next_dialect(endpoint, model, {each: failure.error for each, failure in failures.items()})
+    sent, failure = [*failures.items()][-1]
     if status_of(failure.error) in OTHER_BODY | NO_SUCH_PATH:
-        sent, failure = next((each for each in refusals if status_of(each[1].error) in OTHER_BODY), refusals[-1])
+        sent, failure = next((each for each in failures.items() if status_of(each[1].error) in OTHER_BODY), (sent, failure))
     failure.error.args = (f"{failure.error}{codec.advice(endpoint, model, sent, failure.error)}",)
     return failure
 
@@ -197,8 +190,9 @@ class EndpointConnection:
         self._secrets = secrets_of(endpoint)
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
-        self.unended: dict[str, int] = {}  # model -> number of streams, each begun after the one before, that ended with [DONE] alone
-        self.trials: dict[str, float] = {}  # model without endings -> time from which one more of its streams is sent
+        self.unended: dict[str, tuple[int, float]] = {}
+        """Model -> number of streams, each begun after the one before, that ended with ``[DONE]`` alone, and the time from which one more
+        stream of a model without endings is sent."""
         self.info: Load | None = None
         self.in_flight = 0
         root = server_root(endpoint.base_url)
@@ -226,6 +220,10 @@ class EndpointConnection:
             headers = {**(headers or {}), endpoint.group_header: f"{hash_of_group(call.group):08x}"}
         return path, body, headers
 
+    async def attempt(self, call: WireRequest) -> Answer | Failure:
+        """Send a request and return its outcome. Raises ``TransportError`` and ``BadRequest``."""
+        return self.outcome_of(await self.transport.post(*self.encoded(call)), call)
+
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
         if not 200 <= reply.status < 300:
@@ -235,7 +233,7 @@ class EndpointConnection:
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failed(reply, call).by_body(error)
         usage, headers = value.usage, reply.headers
-        limits = rate_limit_headers.read(headers) if rate_limit_headers.tell_limits(tuple(headers)) else None
+        limits = rate_limit_headers.read(headers)
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
@@ -248,28 +246,29 @@ class EndpointConnection:
     async def probe(self) -> ProbeResult:
         """Probe the server. If no connection opens, it is not ready; after a timeout or a broken connection, that is unknown."""
         kind = kind_of(self.endpoint.kind)
-        load, statuses = Load(), {}
-        for path in kind.probe:
-            try:
+        load, statuses = Load(), dict[str, int]()
+        try:
+            for path in kind.probe:
                 reply = await self.get(path)
-            except TransportError as error:
-                self.info = None
-                unreachable = not (error.sent or error.timeout or error.local)
-                return ProbeResult(ready=False if unreachable else None)
-            load = load.joined(read_load(path, reply.status, reply.body, kind.readers))
-            statuses[path] = reply.status
-            if load.ready is False:
-                self.info = None
-                break
-        else:
-            if kind.info is not None and self.info is None:
-                try:
-                    reply = await self.get(kind.info)
-                    self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
-                except TransportError:  # the next probe tries again
-                    pass
+                load = load.joined(read_load(path, reply.status, reply.body, kind.readers))
+                statuses[path] = reply.status
+                if load.ready is False:
+                    self.info = None
+                    break
+        except TransportError as error:
+            self.info = None
+            return ProbeResult(ready=False if not (error.sent or error.timeout or error.local) else None)
+        if kind.info is not None and self.info is None and load.ready is not False:
+            with suppress(TransportError):  # the next probe tries again
+                reply = await self.get(kind.info)
+                self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
         items = None if self.info is None else self.info.list_items
-        trouble = _trouble(kind.name, load, statuses)
+        trouble = None
+        if not statuses:
+            trouble = f"a server of kind {kind.name!r} has no route for probes; leave probe out"
+        elif load == Load() and not any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
+            answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())
+            trouble = f"{answers}; check that it is a server of kind {kind.name!r}, its base_url and its api_key, or leave probe out"
         return ProbeResult(load.ready, load.running, load.waiting, load.concurrency, items, load.cache_tokens, trouble)
 
     async def get(self, path: str) -> Reply:
@@ -317,15 +316,6 @@ def connection_key(endpoint: Endpoint) -> list[object]:
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
     threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None
     return [timeouts.connect, timeouts.read, threads, *rest]
-
-
-def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
-    if not statuses:
-        return f"a server of kind {kind!r} has no route for probes; leave probe out"
-    if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
-        return None
-    answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())
-    return f"{answers}; check that it is a server of kind {kind!r}, its base_url and its api_key, or leave probe out"
 
 
 DRAIN = 0.1
@@ -483,7 +473,7 @@ class ChatStream:
             self._learn(ENDS)
         if not (assembly.ended or not codec.failures if well else self._finished()):
             if self._done:
-                unended = connection.unended.get(self._call.model, 0)
+                unended, _ = connection.unended.get(self._call.model, (0, 0.0))
                 if unended != ENDS:
                     unended = self._learn(max(unended, self._unended + 1))
                 failure = self._failure(Ignored(_UNENDED) if unended >= MOST_UNENDED else Malformed(_UNENDED), b"")
@@ -506,11 +496,8 @@ class ChatStream:
     def _learn(self, unended: int) -> int:
         known, model = self._connection.unended, self._call.model
         if model not in known and len(known) >= MOST_MODELS:
-            self._connection.trials.pop(oldest := next(iter(known)), None)
-            del known[oldest]
-        known[model] = unended
-        if unended >= MOST_UNENDED:
-            self._connection.trials[model] = monotonic() + TRIAL_AFTER
+            del known[next(iter(known))]
+        known[model] = unended, monotonic() + TRIAL_AFTER
         return unended
 
     def _finished(self) -> bool:
@@ -525,22 +512,16 @@ class ChatStream:
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
-    cap, unended = connection.endpoint.max_response_bytes, connection.unended.get(call.model, 0)
+    unended, _ = connection.unended.get(call.model, (0, 0.0))
     ours = _OPTIONS not in call.params and connection.takes_stream_options
-    body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
-    refused = body.status in OTHER_BODY
-    if ours and refused:
-        reply = await body.read_whole(cap)
-        if _OPTIONS.encode() not in reply.body:
-            return connection.failed(reply, call).by_status()
-        body = await _send(connection, call, {})
-    if not 200 <= body.status < 300:
-        return connection.failed(await body.read_whole(cap), call).by_status()
-    if ours and refused:
-        connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
-    return ChatStream(body, connection, call, unended)
-
-
-async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
-    request = replace(call, params={**call.params, "stream": True, **options})
-    return await connection.transport.begin("POST", *connection.encoded(request))
+    for options in ({_OPTIONS: {"include_usage": True}}, {}) if ours else ({},):
+        request = replace(call, params={**call.params, "stream": True, **options})
+        body = await connection.transport.begin("POST", *connection.encoded(request))
+        if 200 <= body.status < 300:
+            if ours and not options:
+                connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
+            return ChatStream(body, connection, call, unended)
+        reply = await body.read_whole(connection.endpoint.max_response_bytes)
+        if body.status not in OTHER_BODY or _OPTIONS.encode() not in reply.body:
+            break
+    return connection.failed(reply, call).by_status()

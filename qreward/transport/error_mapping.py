@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import suppress
 from typing import NamedTuple
@@ -10,22 +9,7 @@ from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import ABORTED, EmbeddedError, Ignored, Malformed, Reply, TransportError, Unfinished
-from qreward.codecs.error_body import (
-    INVALID_SCORES,
-    LOOKED_AT,
-    ErrorBody,
-    error_body_of,
-    error_in,
-    is_quota,
-    is_refused_account,
-    is_too_long,
-    is_too_much_output,
-    is_unknown_model,
-    one_line,
-    parse_error_body,
-    read_error,
-    status_of,
-)
+from qreward.codecs.error_body import INVALID_SCORES, LOOKED_AT, ErrorBody, error_in, one_line, read_error
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -37,7 +21,7 @@ from qreward.errors import (
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.transport.redaction import Secrets
+from qreward.transport.connection_settings import Secrets
 
 _TRANSIENT, _REFUSED = FailureKind.TRANSIENT, FailureKind.REFUSED
 _SHOWN = 300  # maximum number of characters of a server's message in an error
@@ -81,9 +65,6 @@ _NO_KEY = _wrong_setup(
     "set api_key of endpoint {endpoint!r}, such as '${{JUDGE_KEY}}' for a key in the environment variable JUDGE_KEY; "
     "QRewardClient.from_env() reads OPENAI_API_KEY",
 )
-_SAYS_TOO_MUCH_OUTPUT = re.compile(r"(?i)max_\w*tokens\b.{0,40}(?:too large|\d+ > \d+|cannot be greater)")
-_SAYS_OUTPUT = re.compile(r"(?i)max_\w*tokens|\bcompletion\b|(?<!without any )output tokens")
-_SAYS_MORE_THAN_A_MINUTE = re.compile(r"(?i)request too large for \S+ .{0,80}tokens per (?:min|day)")
 _SERVER = FailureMeaning(_TRANSIENT, ServerError)
 _REQUEST = FailureMeaning(_REFUSED, BadRequest)
 
@@ -116,7 +97,7 @@ class FailedReply(NamedTuple):
         if 300 <= reply.status < 400:
             target = _target(reply)
             return self._failure(_REDIRECT if target else _NO_TARGET, f"it points to {target or 'no other address'}")
-        error_body = parse_error_body(reply.body)
+        error_body = ErrorBody.read(reply.body)
         return self._failure(_meaning_of(reply.status, error_body), error_body.text)
 
     def by_body(self, error: Malformed | EmbeddedError | Unfinished) -> Failure:
@@ -126,7 +107,7 @@ class FailedReply(NamedTuple):
             with suppress(Malformed):
                 stated = error_in(read_error(body)) or stated
         if stated is not None or isinstance(error, EmbeddedError):
-            error_body = error_body_of(stated)
+            error_body = ErrorBody.of(stated)
             words = f"an error in the body: {error_body.text or 'without a message'}"
             return self._failure(_meaning_of(self.reply.status, error_body), words)
         match error:
@@ -186,29 +167,21 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
     """A code in the body takes precedence over 200, 400 and 403. A code that means overload also takes precedence over 500
     and 498, with which Groq refuses what exceeds the capacity of its flex tier."""
-    stated = status_of(error_body, status)
+    stated = error_body.status(status)
     if status in (200, 400, 403) or (status in (498, 500) and stated in (429, 503, 529)):
         status = stated or status
-    account = _QUOTA if is_quota(error_body) else _ACCOUNT if is_refused_account(error_body) else None
+    account = _QUOTA if error_body.is_quota() else _ACCOUNT if error_body.is_refused_account() else None
     if account is not None and status < 500:
         return account
     if INVALID_SCORES in error_body.names:
         return _INVALID_SCORES
-    if status in (400, 413, 422) and (too_long := _too_long(error_body)):
-        return too_long
-    if status in (413, 429) and _SAYS_MORE_THAN_A_MINUTE.match(error_body.text):
+    if status in (400, 413, 422) and (error_body.is_too_much_output() or error_body.is_too_long()):
+        return _TOO_MUCH_OUTPUT if error_body.is_too_much_output() else _TOO_LONG_TOGETHER if error_body.names_output() else _TOO_LONG
+    if status in (413, 429) and error_body.exceeds_a_minute():
         return _MORE_THAN_A_MINUTE
-    if status in (400, 404, 422) and is_unknown_model(error_body):
+    if status in (400, 404, 422) and error_body.is_unknown_model():
         return _NO_MODEL
     return _MEANINGS.get(status) or (_REQUEST if 400 <= status < 500 else _SERVER)
-
-
-def _too_long(error_body: ErrorBody) -> FailureMeaning | None:
-    if _SAYS_TOO_MUCH_OUTPUT.match(error_body.text.lstrip("'\"`")) or is_too_much_output(error_body):
-        return _TOO_MUCH_OUTPUT
-    if not is_too_long(error_body):
-        return None
-    return _TOO_LONG_TOGETHER if _SAYS_OUTPUT.search(error_body.text) else _TOO_LONG
 
 
 def _target(reply: Reply) -> str | None:

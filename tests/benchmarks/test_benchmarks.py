@@ -12,7 +12,7 @@ import pytest
 from benchmark_tools import BENCHMARKS, MACHINE, cells, quick, record, rewritten
 
 from qreward import PrefixAffinity
-from qreward.codecs.sse import Parser
+from qreward.codecs.chat_stream import Parser
 
 
 @pytest.mark.timeout(300)

@@ -14,8 +14,7 @@ from scale import SCALE
 from shared_tools import each
 
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk
-from qreward.codecs.sse import Event
+from qreward.codecs.chat_stream import ChatChunk, Event, StreamAccumulator, read_chunk
 from qreward.results import Usage
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "judge-7b", "system_fingerprint": "fp"}

@@ -18,10 +18,9 @@ from shared_tools import each
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT, passthrough
-from qreward.codecs.chat_stream import read_chunk
+from qreward.codecs.chat_stream import Event, read_chunk
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.kinds import COMPLETE, EMBED, SCORE, bound
-from qreward.codecs.sse import Event
 from qreward.errors import BadRequest
 from qreward.integrations.openai import ROUTES
 from qreward.records import PromptTokensDetails

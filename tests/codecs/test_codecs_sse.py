@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scale import SCALE
 from shared_tools import each
 
-from qreward.codecs.sse import MOST_BYTES, Event, EventTooLong, Parser
+from qreward.codecs.chat_stream import MOST_BYTES, Event, EventTooLong, Parser
 
 Found = tuple[list[Event], bool]
 

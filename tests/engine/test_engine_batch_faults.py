@@ -13,8 +13,8 @@ from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers
 from qreward import BatchInterrupted, Endpoint, Limits, QRewardClient
 from qreward.codecs.base import Reply
 from qreward.errors import BadRequest
+from qreward.transport.connection_settings import Secrets
 from qreward.transport.error_mapping import FailedReply
-from qreward.transport.redaction import Secrets
 
 
 class Stop(BaseException):

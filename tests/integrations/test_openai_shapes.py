@@ -16,7 +16,7 @@ from openai_tools import MODEL, ask, sdk, serving
 from qreward import Endpoint, QRewardClient, Retry
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import PassthroughCodec
-from qreward.codecs.sse import Parser
+from qreward.codecs.chat_stream import Parser
 from qreward.errors import BadRequest
 from qreward.integrations import openai as asked
 from qreward.integrations.openai import BASE_URL, event, in_pieces, strict, transport

@@ -16,8 +16,8 @@ from qreward.errors import BadRequest, RateLimited, ServerError
 from qreward.judge import Judge
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
+from qreward.transport.connection_settings import secrets_of
 from qreward.transport.error_mapping import FailedReply
-from qreward.transport.redaction import secrets_of
 
 MODEL = "judge-7b"
 QUESTION = ("What is 6 x 7?", "42")

@@ -16,8 +16,7 @@ from telemetry_tools import Seen, attributes, tree
 
 from qreward import Hedge, Retry
 from qreward.codecs.chat import ChatAnswer
-from qreward.codecs.chat_stream import StreamAccumulator, read_chunk
-from qreward.codecs.sse import Event
+from qreward.codecs.chat_stream import Event, StreamAccumulator, read_chunk
 from qreward.telemetry.spans import metadata_of
 from qreward.testing.virtual_time import run_in_virtual_time
 

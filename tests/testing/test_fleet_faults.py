@@ -14,7 +14,7 @@ import pytest
 from fleet_tools import Client, serving, user
 from shared_tools import each, run, until
 
-from qreward.codecs.sse import Parser
+from qreward.codecs.chat_stream import Parser
 from qreward.testing import FakeEndpoint, Faults, Latency, Seen, echo_of
 from qreward.testing.server import FakeServer
 

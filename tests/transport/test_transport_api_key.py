@@ -13,8 +13,8 @@ import pytest
 from qreward import ApiKey, AuthenticationFailed, ConfigError, Endpoint, QRewardClient
 from qreward.codecs.base import TransportError
 from qreward.testing import FakeEndpoint, FakeFleet
-from qreward.transport import keyed as module
-from qreward.transport.keyed import KeyedTransport, current_key
+from qreward.transport import base as module
+from qreward.transport.base import KeyedTransport, current_key
 from qreward.transport.local import WholeResponse
 
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -32,8 +32,8 @@ from qreward.integrations.openai import ROUTES
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import EndpointConnection
+from qreward.transport.connection_settings import Secrets
 from qreward.transport.error_mapping import FailedReply, failure_from_transport
-from qreward.transport.redaction import Secrets
 
 NONE = Secrets()
 NOW = 1_800_000_000.0

@@ -24,7 +24,7 @@ from qreward.results import AttemptRecord, with_trail
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import HttpBackend
-from qreward.transport.redaction import Secrets, secrets_of
+from qreward.transport.connection_settings import Secrets, secrets_of
 
 KEY = 'K3y"of\\mine/+=x'
 TEAM = "Team-Header-Value-1"

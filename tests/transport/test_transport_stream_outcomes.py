@@ -30,7 +30,7 @@ from stream_tools import (
 from transport_server import ENGINES, Connection, Request, Script, always, answer, backend_to, hang
 
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
-from qreward.codecs.sse import MOST_BYTES
+from qreward.codecs.chat_stream import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
 from qreward.transport import backend as backend_module

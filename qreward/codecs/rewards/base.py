@@ -407,7 +407,12 @@ class ListCodec(Codec):
         document = parsing.read(body)
         try:
             rows = self.rows(document, call)
-            values = [self._value(row, call) for row in rows]
+            values = list[Any]()
+            for row in rows:
+                try:
+                    values.append(self.value(row))
+                except parsing.InvalidRow as error:
+                    values.append(InvalidResponse(f"the answer has no usable result for the item: {error}", model=call.model))
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # raised by a codec for an unexpected response
             raise Malformed(f"the answer has another form than {type(self).__name__} expects ({type(error).__name__})") from error
         if all(isinstance(value, InvalidResponse) for value in values):
@@ -436,12 +441,6 @@ class ListCodec(Codec):
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return self.operation.estimate_tokens(call)
-
-    def _value(self, row: Any, call: WireRequest) -> Any:
-        try:
-            return self.value(row)
-        except parsing.InvalidRow as error:
-            return InvalidResponse(f"the answer has no usable result for the item: {error}", model=call.model)
 
 
 class NumberCodec(ListCodec):

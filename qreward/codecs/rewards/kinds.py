@@ -33,11 +33,10 @@ from qreward.codecs.rewards.base import (
     token_item,
 )
 from qreward.codecs.rewards.parsing import InvalidRow
-from qreward.errors import BadRequest, ConfigError
+from qreward.errors import BadRequest, ConfigError, did_you_mean
 from qreward.results import Usage
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel
-from qreward.spelling import did_you_mean
 
 # the OpenAI API, and servers with routes like it
 
@@ -356,9 +355,15 @@ class LocalScore(ListCodec):
     def mergeable(self, item: Any) -> bool:  # noqa: ARG002 - a function takes conversations in a list too
         return True
 
+    def form(self, item: Any) -> Any:
+        item = super().form(item)
+        if isinstance(item, Pair):
+            return {"prompt": item.prompt, "response": item.response} | ({} if item.label is None else {"label": item.label})
+        return item.messages if isinstance(item, Conversation) else item
+
     def encode(self, call: WireRequest, model: str) -> bytes:
         self.operation.check(call.params)
-        return jsonio.write(model, "items", [_passed(self.form(item)) for item in call.inputs], {"params": call.params}, all_text=False)
+        return jsonio.write(model, "items", [self.form(item) for item in call.inputs], {"params": call.params}, all_text=False)
 
     def value(self, row: Any) -> RewardScore:
         if not isinstance(row, dict):
@@ -370,22 +375,6 @@ class LocalScore(ListCodec):
         found = {name: raw for name, raw in row.items() if name == "reward" or type(raw) in kinds}
         reward = parsing.number(parsing.by_name(found, label, "reward"), "reward")
         return RewardScore(reward, {name: float(raw) for name, raw in found.items() if parsing.is_number(raw)})
-
-
-def _passed(item: Any) -> Any:
-    if isinstance(item, Pair):
-        return {"prompt": item.prompt, "response": item.response} | ({} if item.label is None else {"label": item.label})
-    return item.messages if isinstance(item, Conversation) else item
-
-
-@lru_cache(maxsize=256)
-def local_codec(operation: Operation, settings: RewardModel, most: int | None) -> LocalScore:
-    """Return the codec of a function that takes ``most`` items at once. Raises ``ConfigError`` for an operation other than ``score``."""
-    if operation.name != "score":
-        raise ConfigError(f"a function in this process answers chat completions and scores, but not {operation.name}")
-    codec = LocalScore(operation, settings)
-    codec.limits = MergeLimits(items=most or 1)
-    return codec
 
 
 def _like(codec: type[ListCodec], **fields: Any) -> type[ListCodec]:
@@ -503,8 +492,15 @@ def kind_of(name: str) -> ServerKind:
 
 
 @lru_cache(maxsize=4096)
-def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
-    """Return the codec of an operation for a kind of server. Equal arguments return the same codec. Raises ``ConfigError``."""
+def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL, local: int | None = None) -> ListCodec:
+    """Return the codec of an operation for a kind of server, or for a function in this process that takes ``local`` items at once. Equal
+    arguments return the same codec. Raises ``ConfigError``."""
+    if local is not None:
+        if operation is not SCORE:
+            raise ConfigError(f"a function in this process answers chat completions and scores, but not {operation.name}")
+        codec = LocalScore(operation, settings)
+        codec.limits = MergeLimits(items=local)
+        return codec
     routes = kind_of(kind).routes(operation.name)
     if not routes:
         kinds = sorted(each.name for each in _KINDS.values() if operation.name in each.codecs)
@@ -521,10 +517,8 @@ def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) ->
 
 
 def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
-    settings = endpoint.reward or _USUAL
-    if isinstance(endpoint.compute, LocalFunction):
-        return local_codec(operation, settings, endpoint.compute.max_batch_size)
-    return codec_of(endpoint.kind, operation, settings)
+    local = endpoint.compute.max_batch_size or 1 if isinstance(endpoint.compute, LocalFunction) else None
+    return codec_of(endpoint.kind, operation, endpoint.reward or _USUAL, local)
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> WireRequest:

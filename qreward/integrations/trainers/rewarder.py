@@ -21,7 +21,7 @@ from typing import Any
 from qreward.client import QRewardClient
 from qreward.engine import background
 from qreward.engine.portal import portal
-from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
+from qreward.errors import TYPO, BadRequest, ConfigError, QRewardError, RequestTimeout, closest, did_you_mean
 from qreward.functions.config import same
 from qreward.functions.watcher import ConfigWatcher
 from qreward.integrations.trainers.settings import (
@@ -43,7 +43,6 @@ from qreward.judge.prompts import check_columns, column_value, is_absent, presen
 from qreward.judge.types import Scorer, Verdict, Vote, check_finite
 from qreward.runtime import runtime_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, read_config
-from qreward.spelling import TYPO, closest, did_you_mean
 
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, did_you_mean
 from qreward.integrations.trainers.verdicts import VerdictsConfig
 from qreward.judge.cascade import CascadeConfig
 from qreward.judge.config import JudgeConfig
@@ -22,7 +22,6 @@ from qreward.settings.base import Accepting, Policy, Seconds, default, shown
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import Level, Priority
-from qreward.spelling import did_you_mean
 
 VARIABLE = "QREWARD_REWARD"
 """Environment variable that names the file with the settings of an adapter."""

@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.engine.portal import portal
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, closest
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.texts import plain
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint
-from qreward.spelling import closest
 
 __all__ = ["compute_score", "compute_scores"]
 

@@ -18,8 +18,8 @@ from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, Reward
 from qreward.testing import NAN, REFUSED, FakeEndpoint, FakeFleet, Faults, Scoring
 from qreward.testing.bodies import canonical, digest_of, echo_text, logits_of, probabilities_of, score_of, softmax, vector
 from qreward.transport.backend import HttpBackend
+from qreward.transport.connection_settings import Secrets
 from qreward.transport.error_mapping import FailedReply
-from qreward.transport.redaction import Secrets
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
 PAIRS = [("2 + 2?", "4"), ("2 + 2?", "5"), ("why {prompt}?", "{response}")]

@@ -36,11 +36,10 @@ from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs import chat
 from qreward.codecs.base import WireRequest
 from qreward.engine.prefix_finder import PrefixFinder
-from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.prefixes import Holders, Prefix
+from qreward.scheduler.prefixes import AffineQueue, Holders, Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import MORE, SEND, Scheduler
 from qreward.scheduler.source import Source, make_source
@@ -189,8 +188,8 @@ def pick_rows(groups: int) -> Callable[[], Rows]:
 
     def picked() -> Rows:
         sources = [Source(f"e{number}", Random(number)) for number in range(ENDPOINTS)]
-        queue: AffineQueue[Any] = AffineQueue(map(task_of, range(groups)))
-        holders: Holders[Any] = Holders()
+        queue: AffineQueue = AffineQueue(map(task_of, range(groups)))
+        holders: Holders = Holders()
         for _ in range(groups):
             queue.form_groups(groups, holders)
         gc.collect()

@@ -100,7 +100,7 @@ class ExpectedFinish(Balancer):
                 found = next((source for source in free if source not in avoided), None)
         return found
 
-    def _warm(self, holders: Holders[Source], prefix: Prefix) -> tuple[float, tuple[Source, ...]]:
+    def _warm(self, holders: Holders, prefix: Prefix) -> tuple[float, tuple[Source, ...]]:
         """Return the share (0 to 1) of a prompt that is cached longest at sources with a free slot, and these sources."""
         if holders.is_affinity_useful(prefix):
             for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):

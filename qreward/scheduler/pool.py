@@ -76,7 +76,7 @@ class Pool:
         self.failing = 0  # tasks that have failed for the first time since ``answered_at``
         self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
-        self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
+        self.holders: Holders = Holders()  # which of its sources hold which prefixes
         self.affinity_look_ahead = 0  # oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for one source
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # time since which no source is alive; inf while a source is alive, or no batch is open

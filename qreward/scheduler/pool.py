@@ -22,6 +22,7 @@ from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LONG
 from qreward.scheduler.task import BatchFeed, Task
+from qreward.scheduler.timer_wheel import TimerWheel
 
 if TYPE_CHECKING:
     from qreward.scheduler.load_balancing import Balancer
@@ -48,6 +49,8 @@ DECIDED, LOOPS = 8, 0.25
 when a slow endpoint left calls to a fast one, and take 65 s (simulated). Calls that are made together come after one answer."""
 BUSY = 10.0
 """Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
+UNKNOWN = 0.25
+"""Share (0 to 1) of the timeout within which a source of unknown latency is expected to answer."""
 EACH = 8
 """While prefix affinity is of no use, the prefix of one prompt in ``EACH`` is found, until prompts share a beginning that servers cache."""
 
@@ -231,3 +234,89 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
+
+
+class OutageTracker:
+    """Decides when batch items fail because no source of their pool is alive. The timers of such batches are kept in ``wheel``.
+
+    The ``timeout`` of a batch item starts when a source takes the item. Time in the queue does not count, because otherwise a long batch
+    would time out in its own queue. This holds as long as one source of the pool is alive, even if that source is busy or rate limited.
+    When no source is alive, the timeout of all waiting items starts. ``timeout`` seconds later the waiting items fail. Items that are read
+    from the input afterwards fail too, until a source shows a sign of life.
+
+    A source is alive unless it is out of service, half-open or removed, or five requests in a row have timed out without a sign of life.
+    An answer, the first token of an answer and a rejection of a request are signs of life.
+    """
+
+    def __init__(self, wheel: TimerWheel) -> None:
+        self._wheel = wheel
+        self.down: dict[Pool, None] = {}  # the pools in an outage
+
+    def enter(self, now: float, feed: BatchFeed) -> None:
+        feed.opened_at = now
+        feed.pool.feeds[feed] = None
+        self._set_due(feed)
+
+    def leave(self, feed: BatchFeed) -> None:
+        pool = feed.pool
+        pool.feeds.pop(feed, None)
+        self._wheel.remove(feed)
+        if not pool.feeds and pool.down_since < inf:
+            self._end(pool)
+
+    def check(self, now: float, pool: Pool) -> None:
+        """Begin an outage of a pool if batches use the pool and none of its sources is alive."""
+        if pool.feeds and pool.down_since == inf and not pool.is_alive():
+            pool.down_since = now
+            self.down[pool] = None
+            for feed in pool.feeds:
+                self._set_due(feed)
+
+    def end(self, source: Source, sent_at: float = inf) -> None:
+        """End the outages of a source's pools, because a request sent at ``sent_at`` showed a sign of life.
+
+        Does nothing if the health of the source has changed since the request was sent.
+        """
+        if self.down and sent_at >= source.health.since:
+            for pool in source.pools:
+                if pool.down_since < inf:
+                    self._end(pool)
+
+    def postpone(self, now: float, feed: BatchFeed) -> bool:
+        """Postpone the failure of a batch's waiting items, once, until the requests in flight should have been answered.
+
+        Returns False if the failure was postponed before, or if no answer is expected.
+        """
+        assert feed.timeout is not None
+        attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.cancel_reason is None]
+        until = max((each.sent_at + _usual(source, feed.timeout) for source, each in attempts), default=now)
+        if feed.postponed or until <= now:
+            return False
+        feed.postponed = True
+        self._wheel.add(feed, until)
+        return True
+
+    def _end(self, pool: Pool) -> None:
+        pool.down_since = inf
+        self.down.pop(pool, None)
+        for feed in pool.feeds:
+            feed.make_error, feed.postponed = None, False
+            self._wheel.remove(feed)
+
+    def _set_due(self, feed: BatchFeed) -> None:
+        if feed.timeout is not None and feed.pool.down_since < inf and feed.make_error is None:
+            self._wheel.move(feed, max(feed.pool.down_since, feed.opened_at) + feed.timeout)
+
+
+def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
+    """Return the deadline of a batch item that a source takes now.
+
+    During an outage the item's timeout (seconds) started when the outage began, or when the batch began to use the pool (``since``), if
+    that was later. The item gets at least the 99th percentile latency of the source, so that a recovered source can answer it.
+    """
+    return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + _usual(source, timeout)))
+
+
+def _usual(source: Source, timeout: float) -> float:
+    """Return the 99th percentile latency of a source, or a guess if it is unknown; at most ``timeout``."""
+    return min(timeout, UNKNOWN * timeout if source.latency.p99 is None else source.latency.p99)

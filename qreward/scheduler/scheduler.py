@@ -35,9 +35,8 @@ from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
 from qreward.scheduler.limits.rate import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
-from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo, described
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import OutageTracker, Pool, deadline
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_SENT
 from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState
@@ -120,7 +119,7 @@ class Scheduler:
             self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """Watch a batch until ``close_feed``: its waiting items fail if no source is alive for the timeout of an item (see ``outages``)."""
+        """Watch a batch until ``close_feed``: its waiting items fail if no source is alive for the timeout of an item."""
         self.outages.enter(now, feed)
         self.outages.check(now, feed.pool)
 
@@ -497,7 +496,7 @@ class Scheduler:
         return None
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
-        """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
+        """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``OutageTracker``)."""
         task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1

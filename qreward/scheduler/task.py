@@ -208,7 +208,7 @@ class BatchFeed:
     been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
     While a task waits, an item that the engine reads may fail with such an error at once."""
     due: int = -1  # belongs to the timer wheel
-    postponed: bool = False  # used by ``outages``
+    postponed: bool = False  # used by ``OutageTracker``
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
 
     def __post_init__(self) -> None:

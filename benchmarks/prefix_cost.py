@@ -36,9 +36,8 @@ from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs import chat
 from qreward.codecs.base import WireRequest
 from qreward.engine.prefix_finder import PrefixFinder
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.prefixes import AffineQueue, Holders, Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import MORE, SEND, Scheduler

@@ -23,7 +23,7 @@ from fakes.model_server import MODELS
 from prefix_workloads import PrefixJob
 from prefix_world import AheadBulk, Pull, PulledWorld
 
-from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.pool import make_balancer
 from qreward.settings.policies import LoadBalanceStrategy
 
 FLEETS: dict[str, Sequence[tuple[int, float]]] = {

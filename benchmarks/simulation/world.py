@@ -8,9 +8,8 @@ from itertools import islice
 from math import inf
 from random import Random
 
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND
 from qreward.scheduler.source import Source

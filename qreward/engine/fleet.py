@@ -38,8 +38,7 @@ from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, MinuteLimit
-from qreward.scheduler.load_balancing import make_balancer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler

@@ -34,9 +34,8 @@ from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_si
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
 from qreward.scheduler.limits.rate import TokenEstimator
-from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo, described
-from qreward.scheduler.pool import OutageTracker, Pool, deadline
+from qreward.scheduler.pool import Balancer, OutageTracker, Pool, deadline
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_SENT
 from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState

@@ -14,9 +14,8 @@ from random import Random
 from typing import Any
 
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Scheduler
 from qreward.scheduler.source import Source, make_source

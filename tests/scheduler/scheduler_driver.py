@@ -21,9 +21,8 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import Scheduler

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_warm import PACE, warm_all
 
-from qreward.scheduler.load_balancing import (
+from qreward.scheduler.pool import (
     Balancer,
     ExpectedFinish,
     LeastConnections,
+    Pool,
     RoundRobin,
     WeightedRoundRobin,
     make_balancer,
 )
-from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Task

@@ -7,9 +7,8 @@ from typing import get_args
 
 from qreward.errors import RateLimited
 from qreward.results import ReasonCode
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Failure, FailureKind, LastFailure, described
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import BatchFeed

@@ -17,8 +17,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.codecs.rewards.kinds import SCORE
-from qreward.scheduler.load_balancing import make_balancer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import make_source
 from qreward.scheduler.task import RequestOptions

@@ -36,8 +36,7 @@ from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra, MinuteLimit
+from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit, MinuteLimit
 from qreward.scheduler.pool import Pool, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes

@@ -17,8 +17,7 @@ from qreward.results import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, LOAD, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit, Reject
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra, LearnedRate, MinuteLimit
+from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit, LearnedRate, MinuteLimit
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming

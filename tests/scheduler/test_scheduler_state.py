@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import MINUTE, Gcra, LearnedRate
+from qreward.scheduler.limits.rate import MINUTE, Gcra, HeaderRateLimit, LearnedRate
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.prefixes import Prefix

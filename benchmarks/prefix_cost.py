@@ -37,13 +37,13 @@ from qreward.codecs import chat
 from qreward.codecs.base import WireRequest
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool, make_balancer
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.prefixes import AffineQueue, Holders, Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import MORE, SEND, Scheduler
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, Task
-from qreward.settings.policies import LoadBalanceStrategy, Retry
+from qreward.settings.policies import Retry
 
 ENDPOINTS, IN_FLIGHT = 4, 64
 CHARACTERS, SHARED, SIBLINGS = 4096, 3072, 16
@@ -57,7 +57,7 @@ def scheduled(jobs: Sequence[PrefixJob], prefixes: Sequence[Prefix | None]) -> f
     """Run a batch in the scheduler. Returns the microseconds of an item."""
     rng = Random(7)
     scheduler = Scheduler(Retry(), rng)
-    pool = Pool("all", [], make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
+    pool = Pool("all", [], ExpectedFinish(), Queue())
     sources = [make_source(f"e{number}", rng, Limits(max_concurrency=IN_FLIGHT, adaptive=False)) for number in range(ENDPOINTS)]
     for source in sources:
         scheduler.join(0.0, source, pool)

@@ -66,15 +66,17 @@ EACH = 8
 
 
 class Balancer:
-    """Keeps the sources of a pool that may have a free slot, and chooses the one with the lowest score.
+    """Keeps the sources of a pool that may have a free slot, and chooses the one with the lowest score: with the fewest requests in flight
+    for its weight, unless a subclass has another rule. Of equal scores, the source that was offered first is chosen.
 
-    Of equal scores, the source that was offered first is chosen. The scheduler checks that the chosen source is ready.
+    The scheduler checks that the chosen source is ready. ``weights``: by source name; they take precedence over the sources' own.
     """
 
     by_speed = False
     """The balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        self._weights = weights or {}
         self._free: OrderedDict[Source, None] = OrderedDict()  # sources that may have a free slot, the one offered last first
 
     def offer(self, source: Source) -> None:
@@ -97,8 +99,11 @@ class Balancer:
     def sent(self, source: Source) -> None:
         """Record that a source was sent a task of this pool."""
 
+    def weight(self, source: Source) -> float:
+        return self._weights.get(source.name, source.weight)
+
     def score(self, source: Source) -> float:
-        raise NotImplementedError
+        return source.inflight / self.weight(source)
 
     def _best(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None) -> Source | None:  # noqa: ARG002
         return min([source for source in reversed(self._free) if source not in avoided], key=self.score, default=None)
@@ -149,21 +154,7 @@ class ExpectedFinish(Balancer):
         return 0.0, ()
 
 
-class LeastConnections(Balancer):
-    """Chooses the source whose number of requests in flight, divided by its weight, is lowest."""
-
-    def __init__(self, weights: dict[str, float] | None = None) -> None:
-        super().__init__()
-        self._weights = weights or {}
-
-    def weight(self, source: Source) -> float:
-        return self._weights.get(source.name, source.weight)
-
-    def score(self, source: Source) -> float:
-        return source.inflight / self.weight(source)
-
-
-class WeightedRoundRobin(LeastConnections):
+class WeightedRoundRobin(Balancer):
     """Chooses each source in proportion to its weight, and spreads these choices evenly over time.
 
     The source with the earliest deadline is chosen, as in Envoy's scheduler. A source that was unavailable does not catch up afterwards.
@@ -193,13 +184,12 @@ class RoundRobin(WeightedRoundRobin):
         return 1.0
 
 
-def make_balancer(strategy: LoadBalanceStrategy, weights: dict[str, float]) -> Balancer:
-    """Return the balancer of a strategy. ``weights`` has weights by source name, which take precedence over the sources' own weights."""
-    if strategy is LoadBalanceStrategy.EXPECTED_FINISH:
-        return ExpectedFinish()
-    if strategy is LoadBalanceStrategy.LEAST_CONNECTIONS:
-        return LeastConnections(weights)
-    return WeightedRoundRobin(weights) if strategy is LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN else RoundRobin()
+BALANCERS: dict[LoadBalanceStrategy, type[Balancer]] = {
+    LoadBalanceStrategy.EXPECTED_FINISH: ExpectedFinish,
+    LoadBalanceStrategy.LEAST_CONNECTIONS: Balancer,
+    LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
+    LoadBalanceStrategy.ROUND_ROBIN: RoundRobin,
+}
 
 
 class Pool:
@@ -236,7 +226,6 @@ class Pool:
         function returns a prefix only if the caller has named a group. The attribute is None if there is no prefix affinity."""
         self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
-        self.in_service = 0  # number of its sources that are ``in_service``; see ``Health``
         self._ranked: list[Source] = []
         self._ranked_until = -inf
         self._alive: Source | None = None  # the source that was found alive last
@@ -260,13 +249,11 @@ class Pool:
     def join(self, source: Source) -> None:
         self.sources.append(source)
         source.pools.append(self)
-        self.in_service += source.health.in_service
         self.set_look_ahead(self.look_ahead)
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
         source.pools.remove(self)
-        self.in_service -= source.health.in_service
         self.balancer.forget(source)
         self._ranked_until = -inf
         self.set_look_ahead(self.look_ahead)

@@ -62,8 +62,7 @@ SWEEP = 4096
 """Number of prefixes that are remembered before a first sweep drops old prefixes. The next sweep comes at this number plus twice the number
 of prefixes that are left."""
 REMEMBERED = 65_536
-"""Minimum number of recent prefixes whose holders are remembered; the maximum is about twice this number. Also the number of keys of
-recent tasks at which the older half of them is forgotten."""
+"""Number of keys of recent tasks at which the older half of them is forgotten. Holders are remembered of twice as many."""
 IN_VAIN = 256
 """Prefix affinity is taken to be of no use after this number of consecutive prompts without a common beginning with other prompts, or of
 consecutive answers that report no cached tokens although some were expected."""
@@ -231,13 +230,12 @@ class PredictedCache:
 class Holders:
     """Remembers the holders of each prefix. A holder is a source of the pool that was sent the prefix and is expected to have it cached."""
 
-    __slots__ = ("_before", "_recent", "uncached", "unshared")
+    __slots__ = ("_holders", "uncached", "unshared")
 
     def __init__(self) -> None:
         self.unshared = 0  # number of tasks in a row whose prompts shared nothing with prompts that were sent before
         self.uncached = 0  # number of answers in a row that reported no cached tokens although some were expected
-        self._recent: dict[int, tuple[Source, ...]] = {}
-        self._before: dict[int, tuple[Source, ...]] = {}
+        self._holders: dict[int, tuple[Source, ...]] = {}  # by key, the one that came first at the beginning
 
     def is_affinity_useful(self, prefix: Prefix | None = None) -> bool:
         """Return whether prompts share beginnings and servers cache them, as far as is known. A group named by the caller always counts."""
@@ -245,34 +243,29 @@ class Holders:
 
     def add(self, prefix: Prefix, source: Source, first: bool = True) -> None:
         """Record that a source was sent a request with this prefix. ``first``: it is the first request of its task."""
-        recent, before = self._recent, self._before
+        known = self._holders
         if first:
-            outermost = prefix[0][0]
-            self.unshared = 0 if outermost in recent or outermost in before else self.unshared + 1
-        if len(recent) > REMEMBERED:
-            self._before, self._recent = before, recent = recent, {}
+            self.unshared = 0 if prefix[0][0] in known else self.unshared + 1
+        if len(known) > 2 * REMEMBERED:
+            self._holders = known = dict(islice(known.items(), REMEMBERED, None))
         alone = (source,)
         for key in reversed(prefix[0]):
-            holders = recent.get(key) or before.get(key)
+            holders = known.get(key)
             if holders is None:
-                recent[key] = alone
-            elif source not in holders:
-                recent[key] = (*(holders if len(holders) < MOST_HOLDERS else self.of(key)), source)[-MOST_HOLDERS:]
-            elif key in recent:  # then it also holds the outer prefixes
+                known[key] = alone
+            elif source in holders:  # then it also holds the outer prefixes
                 return
             else:
-                recent[key] = holders
+                known[key] = (*(holders if len(holders) < MOST_HOLDERS else self.of(key)), source)[-MOST_HOLDERS:]
 
     def of(self, key: int) -> tuple[Source, ...]:
         """Return the sources that hold a prefix."""
-        holders = self._recent.get(key) or self._before.get(key)
+        holders = self._holders.get(key)
         return tuple([source for source in holders if source.prefix_cache.is_warm(key)]) if holders else ()
 
     def last_held(self, keys: tuple[int, ...], place: int) -> int:
         """Return the number of keys up to the innermost one that a source holds, or ``place`` if no source holds a key from there on."""
-        recent, before = self._recent, self._before
-        rest = keys[place:]
-        if recent.keys().isdisjoint(rest) and (not before or before.keys().isdisjoint(rest)):  # usual; faster than one by one
+        if self._holders.keys().isdisjoint(keys[place:]):  # usual; faster than one by one
             return place
         for end in range(len(keys), place, -1):
             if self.of(keys[end - 1]):

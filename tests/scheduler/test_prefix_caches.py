@@ -190,7 +190,7 @@ def test_memory_is_bounded_by_what_is_cached() -> None:
         cache.use(0.0, prefix(number))
         holders.add(prefix(number), source)
     assert len(cache._used) <= SWEEP + 1000
-    assert len(holders._recent) + len(holders._before) <= 2 * REMEMBERED + 2
+    assert len(holders._holders) <= 2 * REMEMBERED + 2
 
 
 def test_holders_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:

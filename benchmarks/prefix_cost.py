@@ -187,8 +187,8 @@ def pick_rows(groups: int) -> Callable[[], Rows]:
 
     def picked() -> Rows:
         sources = [Source(f"e{number}", Random(number)) for number in range(ENDPOINTS)]
-        queue: AffineQueue = AffineQueue(map(task_of, range(groups)))
-        holders: Holders = Holders()
+        queue = AffineQueue(map(task_of, range(groups)))
+        holders = Holders()
         for _ in range(groups):
             queue.form_groups(groups, holders)
         gc.collect()
@@ -199,6 +199,7 @@ def pick_rows(groups: int) -> Callable[[], Rows]:
             began = time.process_time()
             task = queue.take(source, groups, holders)
             took += time.process_time() - began
+            assert task.prefix is not None
             source.prefix_cache.use(0.0, task.prefix)
             holders.add(task.prefix, source)
         return {f"{groups:,} groups": took / most * 1e6}

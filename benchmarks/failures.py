@@ -20,9 +20,8 @@ from statistics import median
 
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
 from qreward.scheduler.hedging import stalls_at
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import BALANCERS, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, MORE, SEND, Scheduler
 from qreward.scheduler.source import Source, make_source
@@ -60,7 +59,7 @@ class Scene:
     def __init__(self, endpoints: int, held: int = HELD, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH) -> None:
         self.now, self.rng, self.items = 0.0, Random(7), 0
         self.scheduler = Scheduler(Retry(), self.rng, hedge=Hedge(reserve=10_000))
-        self.pool = Pool("all", [], make_balancer(strategy, {}), Queue())
+        self.pool = Pool("all", [], BALANCERS[strategy](), Queue())
         self.sources = [make_source(f"e{number}", self.rng, Limits(max_concurrency=held)) for number in range(endpoints)]
         for source in self.sources:
             self.scheduler.join(self.now, source, self.pool)

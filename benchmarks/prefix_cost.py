@@ -36,16 +36,14 @@ from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs import chat
 from qreward.codecs.base import WireRequest
 from qreward.engine.prefix_finder import PrefixFinder
-from qreward.scheduler.affinity import AffineQueue
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.prefixes import Holders, Prefix
+from qreward.scheduler.pool import ExpectedFinish, Pool
+from qreward.scheduler.prefixes import AffineQueue, Holders, Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import MORE, SEND, Scheduler
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, Task
-from qreward.settings.policies import LoadBalanceStrategy, Retry
+from qreward.settings.policies import Retry
 
 ENDPOINTS, IN_FLIGHT = 4, 64
 CHARACTERS, SHARED, SIBLINGS = 4096, 3072, 16
@@ -59,7 +57,7 @@ def scheduled(jobs: Sequence[PrefixJob], prefixes: Sequence[Prefix | None]) -> f
     """Run a batch in the scheduler. Returns the microseconds of an item."""
     rng = Random(7)
     scheduler = Scheduler(Retry(), rng)
-    pool = Pool("all", [], make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
+    pool = Pool("all", [], ExpectedFinish(), Queue())
     sources = [make_source(f"e{number}", rng, Limits(max_concurrency=IN_FLIGHT, adaptive=False)) for number in range(ENDPOINTS)]
     for source in sources:
         scheduler.join(0.0, source, pool)
@@ -189,8 +187,8 @@ def pick_rows(groups: int) -> Callable[[], Rows]:
 
     def picked() -> Rows:
         sources = [Source(f"e{number}", Random(number)) for number in range(ENDPOINTS)]
-        queue: AffineQueue[Any] = AffineQueue(map(task_of, range(groups)))
-        holders: Holders[Any] = Holders()
+        queue = AffineQueue(map(task_of, range(groups)))
+        holders = Holders()
         for _ in range(groups):
             queue.form_groups(groups, holders)
         gc.collect()
@@ -201,6 +199,7 @@ def pick_rows(groups: int) -> Callable[[], Rows]:
             began = time.process_time()
             task = queue.take(source, groups, holders)
             took += time.process_time() - began
+            assert task.prefix is not None
             source.prefix_cache.use(0.0, task.prefix)
             holders.add(task.prefix, source)
         return {f"{groups:,} groups": took / most * 1e6}

@@ -23,7 +23,7 @@ from fakes.model_server import MODELS
 from prefix_workloads import PrefixJob
 from prefix_world import AheadBulk, Pull, PulledWorld
 
-from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.pool import BALANCERS
 from qreward.settings.policies import LoadBalanceStrategy
 
 FLEETS: dict[str, Sequence[tuple[int, float]]] = {
@@ -51,7 +51,7 @@ def steps(fleet: str, size: int, strategy: LoadBalanceStrategy, seed: int) -> li
     model = MODELS["8B"].model_copy(update={"caching": False})
     models = [model.model_copy(update={"sequences": sequences, "time_scale": scale}) for sequences, scale in FLEETS[fleet]]
     world = PulledWorld(f"{seed}", models, Pull(window=None))
-    world.pool.balancer = make_balancer(strategy, {})
+    world.pool.balancer = BALANCERS[strategy]()
     for source in world.sources:
         world.pool.balancer.offer(source)
     rng, found = Random(f"{fleet} {size} {seed}"), []

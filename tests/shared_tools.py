@@ -160,7 +160,7 @@ class Lengths:
 
 def guard_buffers(patch: pytest.MonkeyPatch, engine: Any) -> Callable[[], int]:
     """From now on, the buffers of batches may be changed only under the engine's lock. Returns how to ask for the number of changes."""
-    from qreward.scheduler.affinity import AffineQueue
+    from qreward.scheduler.prefixes import AffineQueue
 
     changes = 0
 

@@ -339,7 +339,7 @@ def test_each_rule_catches_what_is_against_it_and_nothing_else() -> None:
     assert wrong == []
 
 
-STATE = {f"scheduler.{name}" for name in ("task", "source", "pool", "queue", "load_balancing")}
+STATE = {f"scheduler.{name}" for name in ("task", "source", "pool", "queue", "prefixes")}
 """A pool holds its sources and its queue, and these hold tasks, which refer back to it. So their annotations name each other."""
 
 

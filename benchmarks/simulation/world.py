@@ -8,9 +8,8 @@ from itertools import islice
 from math import inf
 from random import Random
 
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import BALANCERS, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND
 from qreward.scheduler.source import Source
@@ -55,7 +54,7 @@ class World(Stage):
     def __init__(self, seed: str, retry: Retry | None = None) -> None:
         super().__init__(seed)
         self._scheduler = self.scheduler(retry)
-        self.pool = Pool("fleet", [], make_balancer(FIT, {}), Queue())
+        self.pool = Pool("fleet", [], BALANCERS[FIT](), Queue())
 
     def add(self, spec: Spec, make: Callable[[str, Random, World], Source]) -> Server:
         """Add a server, and the source that ``make`` creates for it."""

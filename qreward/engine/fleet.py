@@ -36,10 +36,8 @@ from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint, did_you_mean
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra, MinuteLimit
-from qreward.scheduler.load_balancing import make_balancer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit, MinuteLimit
+from qreward.scheduler.pool import BALANCERS, ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
@@ -239,7 +237,7 @@ class Fleet:
         for pool in self._pools_without_pattern():
             models = [self._table.find(model) for model in sorted(pool.models)]
             serving = dict.fromkeys(source for other in models if other is not None for source in other.sources)
-            scheduler.reroute(now, pool, list(serving), make_balancer(*_balancing(None)))
+            scheduler.reroute(now, pool, list(serving), ExpectedFinish())
         if before is not self.config:  # limits may have been raised, and time limits lowered
             scheduler.check_attempts_again(now, self.sources())
             for source in self._sources.values():
@@ -274,14 +272,14 @@ class Fleet:
         for pattern, sources in named.items():
             pool = self._pools.get(pattern)
             if pool is None:
-                pool = self._pools[pattern] = Pool(repr(pattern), [], make_balancer(*_balancing(None)), Queue())
+                pool = self._pools[pattern] = Pool(repr(pattern), [], ExpectedFinish(), Queue())
                 pool.prefix_of = self._prefix_of
             pool.set_look_ahead(0 if affinity is None else affinity.look_ahead)
             self._table.set(pattern, pool)
             old, new = _balancing(before.get(pattern)), _balancing(registered.get(pattern))
             ordinary = [source for source in sources if cast("Endpoint", source.endpoint).kind != BATCH_KIND]
             self._provided[pool] = tuple(cast("Endpoint", source.endpoint) for source in sources if source not in ordinary)
-            self._engine.scheduler.reroute(now, pool, ordinary, pool.balancer if new == old else make_balancer(*new))
+            self._engine.scheduler.reroute(now, pool, ordinary, pool.balancer if new == old else BALANCERS[new[0]](new[1]))
         self._served = {}
 
     def _pools_without_pattern(self) -> list[Pool]:

@@ -171,8 +171,7 @@ class FailurePolicy:
             task.tries += rule.charged
             by_content = failure.hurts_health and failure.kind not in NO_REFUSAL  # not the way of a server, whatever is sent
             task.refusals += by_content and not isinstance(failure.error, AuthenticationFailed)
-            pool, unfit = task.pool, task.unfit
-            fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
+            fit = any(other.health.in_service and other not in task.unfit for other in task.pool.sources)
             again = fit and task.refusals < MOST_UNFIT and task.tries < self._retry.attempts
             return 0.0, None if again else failure.error, None
         if not rule.charged:

@@ -10,7 +10,6 @@ source is also out of service; any answer puts it back in service.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from random import Random
 from typing import NamedTuple
@@ -35,11 +34,10 @@ class HealthChange(NamedTuple):
 
 
 class Health:
-    """A circuit breaker. ``changed`` is called with 1 or -1 when ``in_service`` became true or false; ``rng`` is for jitter."""
+    """A circuit breaker. ``rng`` is for jitter."""
 
-    def __init__(self, rng: Random, changed: Callable[[int], None] = lambda _by: None) -> None:
+    def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._changed = changed
         self.marked_unhealthy = False
         self.in_service = True  # neither out of service after failures nor marked unhealthy by an operator
         self.is_back = True  # in service, and may have more than one request in flight
@@ -61,11 +59,8 @@ class Health:
         self._update()
 
     def _update(self) -> None:
-        in_service = not self.marked_unhealthy and self.open_until == -inf
-        self.is_back = in_service and not self.half_open
-        if in_service is not self.in_service:
-            self.in_service = in_service
-            self._changed(1 if in_service else -1)
+        self.in_service = not self.marked_unhealthy and self.open_until == -inf
+        self.is_back = self.in_service and not self.half_open
 
     def sent(self, now: float, order: int) -> None:
         """Record that the ``order``-th request was sent. The first request after ``open_until`` makes the breaker half-open."""

@@ -1,5 +1,8 @@
 """A pool is one route at run time: its sources, its queue, and what the answers of all its sources have in common.
 
+Its balancer keeps the sources that may have a free slot, and chooses which of them takes the next task. If none has a free slot, the task
+waits in the queue of the pool, from which the sources that get a free slot take tasks.
+
 A slow source takes no new task if faster sources will have answered all that waits sooner (``Pool.patience``). The rule is earliest
 completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The length of an answer is not known
 beforehand, so the rule is applied twice. A typical answer of the source must end before the faster sources have answered all that is left.
@@ -11,8 +14,10 @@ While it held for items of batches only, ten steps of 24 calls at a server with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from heapq import nsmallest
+from itertools import islice
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -22,9 +27,10 @@ from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LONG
 from qreward.scheduler.task import BatchFeed, Task
+from qreward.scheduler.timer_wheel import TimerWheel
+from qreward.settings.policies import LoadBalanceStrategy
 
 if TYPE_CHECKING:
-    from qreward.scheduler.load_balancing import Balancer
     from qreward.scheduler.queue import Queue
 
 LOOK_AHEAD = 4096
@@ -48,8 +54,142 @@ DECIDED, LOOPS = 8, 0.25
 when a slow endpoint left calls to a fast one, and take 65 s (simulated). Calls that are made together come after one answer."""
 BUSY = 10.0
 """Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
+UNKNOWN = 0.25
+"""Share (0 to 1) of the timeout within which a source of unknown latency is expected to answer."""
+COMPARED = 16
+"""Number of sources with a free slot that are compared for one task. If there are more, the better half of the last comparison is compared
+with others in turn, so that good sources are remembered (Mitzenmacher, Prabhakar and Shah, "Load Balancing with Memory", FOCS 2002)."""
+EQUAL = 1.02
+"""Expected times that differ by less than this factor count as equal. Of equal sources, the one that was offered first is chosen."""
 EACH = 8
 """While prefix affinity is of no use, the prefix of one prompt in ``EACH`` is found, until prompts share a beginning that servers cache."""
+
+
+class Balancer:
+    """Keeps the sources of a pool that may have a free slot, and chooses the one with the lowest score: with the fewest requests in flight
+    for its weight, unless a subclass has another rule. Of equal scores, the source that was offered first is chosen.
+
+    The scheduler checks that the chosen source is ready. ``weights``: by source name; they take precedence over the sources' own.
+    """
+
+    by_speed = False
+    """The balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
+
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        self._weights = weights or {}
+        self._free: OrderedDict[Source, None] = OrderedDict()  # sources that may have a free slot, the one offered last first
+
+    def offer(self, source: Source) -> None:
+        self._free[source] = None
+        self._free.move_to_end(source, last=False)
+
+    def forget(self, source: Source) -> None:
+        self._free.pop(source, None)
+
+    def take(self, now: float, pool: Pool, avoided: tuple[Source, ...] = (), task: Task | None = None) -> Source | None:
+        """Remove and return the best source outside of ``avoided``, or None. ``task`` is None if the task is not known yet.
+
+        The source is not chosen again until it is offered again.
+        """
+        best = self._best(now, pool, avoided, task)
+        if best is not None:
+            del self._free[best]
+        return best
+
+    def sent(self, source: Source) -> None:
+        """Record that a source was sent a task of this pool."""
+
+    def weight(self, source: Source) -> float:
+        return self._weights.get(source.name, source.weight)
+
+    def score(self, source: Source) -> float:
+        return source.inflight / self.weight(source)
+
+    def _best(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None) -> Source | None:  # noqa: ARG002
+        return min([source for source in reversed(self._free) if source not in avoided], key=self.score, default=None)
+
+
+class ExpectedFinish(Balancer):
+    """Chooses the source whose answer is expected soonest (see ``estimate``).
+
+    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``. A source
+    whose circuit breaker is half-open comes first for a task that was not sent before, because only a request can show that it is back.
+    """
+
+    by_speed = True
+
+    def _best(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None) -> Source | None:
+        free = self._free
+        if len(free) < 2:  # as usual while all sources are busy
+            source = next(iter(free), None)
+            return None if source in avoided else source
+        share, warm = self._warm(pool.holders, task.prefix) if task is not None and task.prefix is not None else (0.0, ())
+        many = len(free) > COMPARED
+        compared: Iterable[Source] = dict.fromkeys([*islice(free, COMPARED), *warm]) if many else free
+        found, best = None, inf
+        scores: list[tuple[float, int, Source]] = []
+        may_test = not avoided and (task is None or task.sent_at is None)  # neither a copy nor a retry is a test
+        for source in compared:
+            seconds = 0.0 if may_test and source.health.half_open else source.answers_in(now, pool)
+            if source in warm:
+                seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
+            if many:
+                scores.append((seconds, len(scores), source))
+            if seconds <= EQUAL * best and source not in avoided:
+                found, best = source, min(best, seconds)
+        if many:
+            for _, _, source in sorted(scores)[COMPARED // 2 :]:
+                free.move_to_end(source)
+            if found is None:  # all of the compared sources are avoided
+                found = next((source for source in free if source not in avoided), None)
+        return found
+
+    def _warm(self, holders: Holders, prefix: Prefix) -> tuple[float, tuple[Source, ...]]:
+        """Return the share (0 to 1) of a prompt that is cached longest at sources with a free slot, and these sources."""
+        if holders.is_affinity_useful(prefix):
+            for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):
+                found = tuple([source for source in holders.of(key) if source in self._free])
+                if found:
+                    return length / prefix.total, found
+        return 0.0, ()
+
+
+class WeightedRoundRobin(Balancer):
+    """Chooses each source in proportion to its weight, and spreads these choices evenly over time.
+
+    The source with the earliest deadline is chosen, as in Envoy's scheduler. A source that was unavailable does not catch up afterwards.
+    """
+
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        super().__init__(weights)
+        self._due: dict[str, float] = {}  # by name of the source
+        self._time = 0.0
+
+    def offer(self, source: Source) -> None:
+        super().offer(source)
+        self._due.setdefault(source.name, self._time + 0.5 / self.weight(source))
+
+    def score(self, source: Source) -> float:
+        return max(self._time, self._due.get(source.name, 0.0))
+
+    def sent(self, source: Source) -> None:
+        self._time = self.score(source)
+        self._due[source.name] = self._time + 1 / self.weight(source)
+
+
+class RoundRobin(WeightedRoundRobin):
+    """Chooses the sources in turn."""
+
+    def weight(self, source: Source) -> float:  # noqa: ARG002 - all are equal
+        return 1.0
+
+
+BALANCERS: dict[LoadBalanceStrategy, type[Balancer]] = {
+    LoadBalanceStrategy.EXPECTED_FINISH: ExpectedFinish,
+    LoadBalanceStrategy.LEAST_CONNECTIONS: Balancer,
+    LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
+    LoadBalanceStrategy.ROUND_ROBIN: RoundRobin,
+}
 
 
 class Pool:
@@ -76,7 +216,7 @@ class Pool:
         self.failing = 0  # tasks that have failed for the first time since ``answered_at``
         self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
-        self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
+        self.holders: Holders = Holders()  # which of its sources hold which prefixes
         self.affinity_look_ahead = 0  # oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for one source
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # time since which no source is alive; inf while a source is alive, or no batch is open
@@ -86,7 +226,6 @@ class Pool:
         function returns a prefix only if the caller has named a group. The attribute is None if there is no prefix affinity."""
         self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
-        self.in_service = 0  # number of its sources that are ``in_service``; see ``Health``
         self._ranked: list[Source] = []
         self._ranked_until = -inf
         self._alive: Source | None = None  # the source that was found alive last
@@ -110,13 +249,11 @@ class Pool:
     def join(self, source: Source) -> None:
         self.sources.append(source)
         source.pools.append(self)
-        self.in_service += source.health.in_service
         self.set_look_ahead(self.look_ahead)
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
         source.pools.remove(self)
-        self.in_service -= source.health.in_service
         self.balancer.forget(source)
         self._ranked_until = -inf
         self.set_look_ahead(self.look_ahead)
@@ -231,3 +368,89 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
+
+
+class OutageTracker:
+    """Decides when batch items fail because no source of their pool is alive. The timers of such batches are kept in ``wheel``.
+
+    The ``timeout`` of a batch item starts when a source takes the item. Time in the queue does not count, because otherwise a long batch
+    would time out in its own queue. This holds as long as one source of the pool is alive, even if that source is busy or rate limited.
+    When no source is alive, the timeout of all waiting items starts. ``timeout`` seconds later the waiting items fail. Items that are read
+    from the input afterwards fail too, until a source shows a sign of life.
+
+    A source is alive unless it is out of service, half-open or removed, or five requests in a row have timed out without a sign of life.
+    An answer, the first token of an answer and a rejection of a request are signs of life.
+    """
+
+    def __init__(self, wheel: TimerWheel) -> None:
+        self._wheel = wheel
+        self.down: dict[Pool, None] = {}  # the pools in an outage
+
+    def enter(self, now: float, feed: BatchFeed) -> None:
+        feed.opened_at = now
+        feed.pool.feeds[feed] = None
+        self._set_due(feed)
+
+    def leave(self, feed: BatchFeed) -> None:
+        pool = feed.pool
+        pool.feeds.pop(feed, None)
+        self._wheel.remove(feed)
+        if not pool.feeds and pool.down_since < inf:
+            self._end(pool)
+
+    def check(self, now: float, pool: Pool) -> None:
+        """Begin an outage of a pool if batches use the pool and none of its sources is alive."""
+        if pool.feeds and pool.down_since == inf and not pool.is_alive():
+            pool.down_since = now
+            self.down[pool] = None
+            for feed in pool.feeds:
+                self._set_due(feed)
+
+    def end(self, source: Source, sent_at: float = inf) -> None:
+        """End the outages of a source's pools, because a request sent at ``sent_at`` showed a sign of life.
+
+        Does nothing if the health of the source has changed since the request was sent.
+        """
+        if self.down and sent_at >= source.health.since:
+            for pool in source.pools:
+                if pool.down_since < inf:
+                    self._end(pool)
+
+    def postpone(self, now: float, feed: BatchFeed) -> bool:
+        """Postpone the failure of a batch's waiting items, once, until the requests in flight should have been answered.
+
+        Returns False if the failure was postponed before, or if no answer is expected.
+        """
+        assert feed.timeout is not None
+        attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.cancel_reason is None]
+        until = max((each.sent_at + _usual(source, feed.timeout) for source, each in attempts), default=now)
+        if feed.postponed or until <= now:
+            return False
+        feed.postponed = True
+        self._wheel.add(feed, until)
+        return True
+
+    def _end(self, pool: Pool) -> None:
+        pool.down_since = inf
+        self.down.pop(pool, None)
+        for feed in pool.feeds:
+            feed.make_error, feed.postponed = None, False
+            self._wheel.remove(feed)
+
+    def _set_due(self, feed: BatchFeed) -> None:
+        if feed.timeout is not None and feed.pool.down_since < inf and feed.make_error is None:
+            self._wheel.move(feed, max(feed.pool.down_since, feed.opened_at) + feed.timeout)
+
+
+def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
+    """Return the deadline of a batch item that a source takes now.
+
+    During an outage the item's timeout (seconds) started when the outage began, or when the batch began to use the pool (``since``), if
+    that was later. The item gets at least the 99th percentile latency of the source, so that a recovered source can answer it.
+    """
+    return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + _usual(source, timeout)))
+
+
+def _usual(source: Source, timeout: float) -> float:
+    """Return the 99th percentile latency of a source, or a guess if it is unknown; at most ``timeout``."""
+    return min(timeout, UNKNOWN * timeout if source.latency.p99 is None else source.latency.p99)

@@ -16,7 +16,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from qreward.scheduler.affinity import AffineQueue
+from qreward.scheduler.prefixes import AffineQueue
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BULK, BatchFeed, Task, TaskState
 
@@ -78,7 +78,7 @@ class Tenant:
     __slots__ = ("_last", "batches", "early", "line")
 
     def __init__(self) -> None:
-        self.line: AffineQueue[Task] = AffineQueue()
+        self.line: AffineQueue = AffineQueue()
         self.early: list[tuple[float, int, Task]] = []  # a heap of order time, number and task
         self._last = -inf  # order time of the last task in ``line``
         self.batches: OrderedDict[BatchFeed, None] = OrderedDict()  # those with a non-empty buffer, the one whose turn it is first

@@ -34,10 +34,8 @@ from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_si
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
 from qreward.scheduler.limits.rate import TokenEstimator
-from qreward.scheduler.load_balancing import Balancer
-from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo, described
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Balancer, OutageTracker, Pool, deadline
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_SENT
 from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState
@@ -120,7 +118,7 @@ class Scheduler:
             self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """Watch a batch until ``close_feed``: its waiting items fail if no source is alive for the timeout of an item (see ``outages``)."""
+        """Watch a batch until ``close_feed``: its waiting items fail if no source is alive for the timeout of an item."""
         self.outages.enter(now, feed)
         self.outages.check(now, feed.pool)
 
@@ -396,16 +394,22 @@ class Scheduler:
             self._check_idle_later(now, pool)
 
     def _place(self, now: float, task: Task, best: Source | None = None) -> None:
-        source = self._choose(now, task, best)
-        if source is None:
-            self._line_up(now, task)
-            if task.failures:  # the best source is not ready, but another one that is may take it
-                self.pump(now, task.pool)
-            self._check_idle_later(now, task.pool)
+        pool, source = task.pool, self._choose(now, task, best)
+        if source is not None:
+            if not self._too_late(now, task, source):
+                self._send(now, task, source)
+            self._offer(now, source)
             return
-        if not self._too_late(now, task, source):
-            self._send(now, task, source)
-        self._offer(now, source)
+        error = unservable_error(pool) or unsuitable_error(task)
+        if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
+            error = queue_full_error(now, pool, self._most_waiting)
+        if error is None:
+            pool.queue.put(task)
+        else:
+            self._fail(task, error)
+        if task.failures:  # the best source is not ready, but another one that is may take it
+            self.pump(now, pool)
+        self._check_idle_later(now, pool)
 
     def _choose(self, now: float, task: Task, best: Source | None) -> Source | None:
         """Return the source that a task is sent to now, or None if it should wait. The balancer chooses, unless the task has failures."""
@@ -426,16 +430,6 @@ class Scheduler:
         for pool in source.pools:
             pool.balancer.forget(source)
         return source
-
-    def _line_up(self, now: float, task: Task) -> None:
-        pool = task.pool
-        error = unservable_error(pool) or unsuitable_error(task)
-        if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
-            error = queue_full_error(now, pool, self._most_waiting)
-        if error is None:
-            pool.queue.put(task)
-        else:
-            self._fail(task, error)
 
     def _take_ready_source(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         """Take the source with capacity that the balancer chooses out of its list. The caller gives it back with ``_offer``."""
@@ -497,7 +491,7 @@ class Scheduler:
         return None
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
-        """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
+        """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``OutageTracker``)."""
         task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1
@@ -657,7 +651,11 @@ class Scheduler:
             if kind is Overdue.TIMED_OUT:
                 self._cancel(attempt, CancelReason.OVERDUE)
             elif kind is Overdue.LATE:
-                self._hedge(now, attempt)
+                target = self._take_ready_source(now, task.pool, self._hedging.others(task))
+                if target is not None:
+                    if self._hedging.is_late(now, attempt, target) and self._hedging.withdraw():
+                        self._send(now, task, target)
+                    self._offer(now, target)
             elif task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
                 task.suspected += 1
                 self._copy(now, task)
@@ -681,15 +679,6 @@ class Scheduler:
             if self._hedging.may_be_copied(attempt):
                 self._copy(now, attempt.task)
         self.on_source_lost(now, source)
-
-    def _hedge(self, now: float, attempt: Attempt) -> None:
-        task = attempt.task
-        source = self._take_ready_source(now, task.pool, self._hedging.others(task))
-        if source is None:
-            return
-        if self._hedging.is_late(now, attempt, source) and self._hedging.withdraw():
-            self._send(now, task, source)
-        self._offer(now, source)
 
     def _copy(self, now: float, task: Task) -> None:
         """Send a task to the best source besides the one that works on it, or queue it ahead of tasks that were never sent."""

@@ -17,8 +17,7 @@ from qreward.results import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, LOAD, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit, Reject
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra, LearnedRate, MinuteLimit
+from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit, LearnedRate, MinuteLimit
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
@@ -120,7 +119,7 @@ class Source:
         self.service = SourceService()
         self.stream_timing: StreamTiming | None = None  # timing of its streams; None before the first token of its first stream
         self.silence = StallDetector()
-        self.health = Health(rng, self._service_changed)
+        self.health = Health(rng)
         self.down_since: float | None = None  # when it was found to be out of service; None again when an answer shows that it is back
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
@@ -255,10 +254,6 @@ class Source:
         for pool in self.pools:
             pool.failed(now, self)
 
-    def _service_changed(self, by: int) -> None:
-        for pool in self.pools:
-            pool.in_service += by
-
     def was_well(self, then: float, *, asked_now: bool) -> bool:
         """Return whether this source has answered a request since a task failed here, and was not out of service in between.
 
@@ -292,7 +287,7 @@ class Source:
 
     def is_last(self) -> bool:
         """Return whether one of the source's pools has no other source in service."""
-        return any(pool.in_service <= self.health.in_service for pool in self.pools)
+        return any(not any(other.health.in_service for other in pool.sources if other is not self) for pool in self.pools)
 
     def attempt_limit(self, overdue: int) -> float:
         """Return the seconds that an attempt may take if ``overdue`` attempts of its task have exceeded a time limit before."""

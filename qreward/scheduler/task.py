@@ -9,9 +9,8 @@ from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Failure
-from qreward.scheduler.prefixes import COLD, Expected, Prefix
+from qreward.scheduler.prefixes import COLD, AffineQueue, Expected, Prefix
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
@@ -101,7 +100,7 @@ class Task:
     refusals: int = 0  # how many of them refused its content
     prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply
     # the next three belong to ``AffineQueue``:
-    group: Group[Task] | None = None  # the group of tasks with the same prefix in which it waits
+    group: Any = None  # the ``Group`` of tasks with the same prefix in which it waits, or None
     position: int = -2  # how many tasks were sorted into groups before it
     slack: int = 0  # how many younger tasks may be taken before it
     trail: list[AttemptRecord] | None = None  # one record for each attempt that failed, or that lost to another attempt
@@ -197,7 +196,7 @@ class BatchFeed:
     opened_at: float
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
-    buffer: AffineQueue[Task] = field(default_factory=AffineQueue)
+    buffer: AffineQueue = field(default_factory=AffineQueue)
     incoming: list[Task] = field(default_factory=list)  # tasks that were read; belong to the engine until it hands them over
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
@@ -209,7 +208,7 @@ class BatchFeed:
     been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
     While a task waits, an item that the engine reads may fail with such an error at once."""
     due: int = -1  # belongs to the timer wheel
-    postponed: bool = False  # used by ``outages``
+    postponed: bool = False  # used by ``OutageTracker``
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
 
     def __post_init__(self) -> None:

@@ -51,8 +51,7 @@ class TimerWheel:
             del self._buckets[bucket]
 
     def move(self, item: Timed, when: float) -> None:
-        if item.due >= 0:
-            self.remove(item)
+        self.remove(item)
         self.add(item, when)
 
     def next_wake(self) -> float | None:

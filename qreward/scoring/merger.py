@@ -19,9 +19,8 @@ from qreward.engine.instrumentation import REPORTED
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, Result
 from qreward.scheduler.failure_policy import unanswered
-from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import Pool, deadline
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
 from qreward.scheduler.why import queue_full_error, timeout_error

@@ -30,8 +30,7 @@ from qreward import (
 )
 from qreward.errors import ServerError
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra
+from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.client import ClientConfig
 

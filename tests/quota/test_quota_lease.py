@@ -28,9 +28,8 @@ from qreward.quota.ledger import (
 )
 from qreward.quota.renewal import AHEAD, IDLE, SLOW, LeaseRenewer
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit, Reject
-from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source, standing
 from qreward.scheduler.task import LOW, Attempt, Task

@@ -14,14 +14,13 @@ from random import Random
 from typing import Any
 
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Scheduler
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import Attempt, BatchFeed, Task
-from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Priority, Retry
+from qreward.settings.policies import Hedge, Limits, Priority, Retry
 
 BROKE = Failure(FailureKind.TRANSIENT, ServerError("it broke", status_code=500))
 RESET = Failure(FailureKind.TRANSIENT, ConnectionFailed("connection reset"))
@@ -83,7 +82,7 @@ class Fleet:
     def __init__(self, servers: Sequence[Server], seed: int, retry: Retry | None = None) -> None:
         self.rng, self.now, self.servers = Random(seed), 0.0, servers
         self.scheduler = Scheduler(retry or Retry(), Random(seed + 1), lambda _: (10.0, 2000.0), Hedge())
-        self.pool = Pool("fleet", [], make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
+        self.pool = Pool("fleet", [], ExpectedFinish(), Queue())
         self.sources: list[Source] = []
         for place, server in enumerate(servers):
             source = make_source(f"e{place}", Random(seed + 3 + place), server.limits())

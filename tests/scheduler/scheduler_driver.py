@@ -21,9 +21,8 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import BALANCERS, Pool
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import Scheduler
@@ -92,7 +91,7 @@ class Driver:
     def new_pool(
         self, name: str, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH, weights: dict[str, float] | None = None
     ) -> Pool:
-        pool = Pool(name, [], make_balancer(strategy, weights or {}), Queue())
+        pool = Pool(name, [], BALANCERS[strategy](weights), Queue())
         self.watch.pools[pool] = None
         return pool
 
@@ -134,7 +133,7 @@ class Driver:
         self._after()
 
     def reroute(self, names: Sequence[str], pool: Pool | None = None, strategy: LoadBalanceStrategy | None = None) -> None:
-        balancer = make_balancer(strategy or LoadBalanceStrategy.EXPECTED_FINISH, {})
+        balancer = BALANCERS[strategy or LoadBalanceStrategy.EXPECTED_FINISH]()
         self.scheduler.reroute(self.now, pool or self.pool, [self[name] for name in names], balancer)
         self._after()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task

@@ -167,7 +167,6 @@ class Watch:
         for pool in self.pools:
             well = [source.health for source in pool.sources if source.health.in_service]
             assert all(not health.marked_unhealthy and health.open_until == -inf for health in well)
-            assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
         timed = sum(item.due >= 0 for items in (self.open, self.sources, self.pools, self.feeds) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 

@@ -13,11 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler import affinity
-from qreward.scheduler.affinity import COMPARED, AffineQueue, Group
+from qreward.scheduler import prefixes
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import EACH
-from qreward.scheduler.prefixes import IN_VAIN, Holders, Prefix
+from qreward.scheduler.prefixes import COMPARED, IN_VAIN, AffineQueue, Group, Holders, Prefix
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task, TaskState
 
@@ -32,9 +31,9 @@ class Scene:
     """A line and some sources, which take from it in any order."""
 
     def __init__(self, sources: int = 3, ahead: int = AHEAD) -> None:
-        self.line: AffineQueue[Task] = AffineQueue()
+        self.line: AffineQueue = AffineQueue()
         self.sources = [Source(str(number), Random(0)) for number in range(sources)]
-        self.holders: Holders[Source] = Holders()
+        self.holders: Holders = Holders()
         self.ahead = ahead
         self.added: list[Task] = []
 
@@ -253,7 +252,7 @@ def test_a_group_around_one_that_was_there_before_is_forgotten_if_no_task_is_in_
 
 def test_half_of_the_keys_of_recent_tasks_are_remembered_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each two tasks of a document have three others between them, with 40 keys in all."""
-    monkeypatch.setattr(affinity, "REMEMBERED", 100)
+    monkeypatch.setattr(prefixes, "REMEMBERED", 100)
     scene = Scene(ahead=1000)
     for number in range(120):
         document = number // 8 * 4 + number % 4

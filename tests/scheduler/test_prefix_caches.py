@@ -183,19 +183,19 @@ def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
 
 
 def test_memory_is_bounded_by_what_is_cached() -> None:
-    cache, holders = PredictedCache(10_000), Holders[Source]()
+    cache, holders = PredictedCache(10_000), Holders()
     source = Source("a", Random(0))
     source.prefix_cache = cache
     for number in range(3 * REMEMBERED):
         cache.use(0.0, prefix(number))
         holders.add(prefix(number), source)
     assert len(cache._used) <= SWEEP + 1000
-    assert len(holders._recent) + len(holders._before) <= 2 * REMEMBERED + 2
+    assert len(holders._holders) <= 2 * REMEMBERED + 2
 
 
 def test_holders_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:
     sources = [Source(str(number), Random(0)) for number in range(MOST_HOLDERS + 10)]
-    holders: Holders[Source] = Holders()
+    holders: Holders = Holders()
     for source in sources:
         source.prefix_cache.use(0.0, prefix(1))
         holders.add(prefix(1), source)

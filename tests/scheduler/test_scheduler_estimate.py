@@ -24,8 +24,7 @@ from qreward.scheduler.estimate import (
     CommonService,
     SourceService,
 )
-from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source
 from qreward.settings.policies import Limits

@@ -223,19 +223,6 @@ def test_a_source_that_stalled_and_is_tried_again_comes_back_by_the_answer_to_th
     assert not back.half_open
 
 
-def test_each_change_between_in_service_and_out_of_service_is_reported_once() -> None:
-    told: list[tuple[int, bool]] = []
-    watched = Asked(Middle(), lambda by: told.append((by, watched.is_back)))
-    for task in range(5):
-        fail(watched, 0.0, task)
-    watched.send(watched.open_until)
-    watched.ok(5.0, watched.since)
-    watched.mark_unhealthy()
-    watched.mark_unhealthy()
-    watched.restore()
-    assert told == [(-1, False), (1, False), (-1, False), (1, True)]
-
-
 def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     back, _ = opened()
     now = back.open_until + 1

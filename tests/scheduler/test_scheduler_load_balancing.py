@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,15 +12,11 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_warm import PACE, warm_all
 
-from qreward.scheduler.load_balancing import (
+from qreward.scheduler.pool import (
+    BALANCERS,
     Balancer,
-    ExpectedFinish,
-    LeastConnections,
-    RoundRobin,
-    WeightedRoundRobin,
-    make_balancer,
+    Pool,
 )
-from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Task
@@ -145,7 +140,7 @@ def test_no_source_with_a_free_slot_is_left_idle_and_when_all_are_full_the_first
 
 @given(st.sampled_from(S), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["offer", "take", "forget", "load"])), max_size=60))
 def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(strategy: S, moves: list[tuple[int, str]]) -> None:
-    balancer: Balancer = make_balancer(strategy, {})
+    balancer: Balancer = BALANCERS[strategy]()
     sources = [Source(str(number), Random(0), Limits(max_concurrency=9)) for number in range(5)]
     pool = Pool("p", sources, balancer, Queue())
     task = Task(None, pool, 5, None, None, 0)
@@ -167,13 +162,3 @@ def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(st
                 assert taken in offered - {source}
                 offered.remove(taken)
                 balancer.sent(taken)
-
-
-def test_each_strategy_has_its_balancer() -> None:
-    kinds: dict[S, type[Any]] = {
-        S.EXPECTED_FINISH: ExpectedFinish,
-        S.LEAST_CONNECTIONS: LeastConnections,
-        S.ROUND_ROBIN: RoundRobin,
-        S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
-    }
-    assert {strategy: type(make_balancer(strategy, {})) for strategy in S} == kinds

@@ -11,8 +11,8 @@ from scheduler_driver import Driver
 from simulator import Server, Simulation
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError
-from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.pool import deadline
 from qreward.settings.policies import Limits
 
 NEVER_SENT = "never sent: no endpoint of first has answered for 5 s"

@@ -11,11 +11,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qreward.engine.probing import LONGEST_AWAY, VALID, ProbeState
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
-from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, ProbeResult
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, ProbeState
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import Attempt, Task

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
 from qreward.scheduler.estimate import CommonService, SourceService
-from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import AGEING, BULK, DUE_AFTER, LEVELS, SWEEP, Queue, should_take
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task, TaskState

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
-from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import MINUTE, Gcra, LearnedRate
-from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.limits.rate import MINUTE, Gcra, HeaderRateLimit, LearnedRate
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import ATTEMPT_FIRST, ATTEMPT_LEAST, MOST_SLOWER, Source, make_source, standing

@@ -7,18 +7,17 @@ from typing import get_args
 
 from qreward.errors import RateLimited
 from qreward.results import ReasonCode
-from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Failure, FailureKind, LastFailure, described
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import BatchFeed
 from qreward.scheduler.why import KEPT, explain, reason_of, said
-from qreward.settings.policies import Limits, LoadBalanceStrategy
+from qreward.settings.policies import Limits
 
 
 def pool_of(*sources: Source, waiting: int = 0) -> Pool:
-    pool = Pool("'judge-*'", list(sources), make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
+    pool = Pool("'judge-*'", list(sources), ExpectedFinish(), Queue())
     if waiting:
         feed = BatchFeed(pool, 5, None, 0.0)
         feed.left = waiting

@@ -17,8 +17,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.codecs.rewards.kinds import SCORE
-from qreward.scheduler.load_balancing import make_balancer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import make_source
 from qreward.scheduler.task import RequestOptions
@@ -27,12 +26,11 @@ from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.scoring.merger import MergedItem, MergedRequest, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import LoadBalanceStrategy
 
 
 def pool_of(*limits: Limits) -> Pool:
     sources = [make_source(f"s{number}", Random(1), each) for number, each in enumerate(limits)]
-    return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
+    return Pool("'*'", sources, ExpectedFinish(), Queue())
 
 
 def fixed(slots: int, **settings: Any) -> Limits:

@@ -13,8 +13,7 @@ from scale import SCALE
 from scheduler_driver import Driver
 from scheduler_warm import live
 
-from qreward.scheduler.limits.headers import LONGEST_WAIT, STEADY, HeaderRateLimit
-from qreward.scheduler.limits.rate import MINUTE, Gcra
+from qreward.scheduler.limits.rate import LONGEST_WAIT, MINUTE, STEADY, Gcra, HeaderRateLimit
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.source import make_source, standing
 from qreward.settings.policies import Limits

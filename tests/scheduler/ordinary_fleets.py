@@ -44,6 +44,7 @@ class Server:
         rejects, hint: share of requests that are rejected, whatever the load, and the wait that each reject asks for.
         slow, slow_for: share of requests that take ``slow_for`` seconds longer.
         rpm: requests a minute (sliding window); further requests are rejected with a hint.
+        wait_at: returns how long a request that arrives now has to wait, with which it is rejected; 0.0 if it is served.
         away: (period, seconds): it rejects everything for so long in each period.
         dead, broken: (from, to): it refuses connections, or resets them, between these times.
         known: the client knows ``rpm``.
@@ -63,6 +64,7 @@ class Server:
     slow: float = 0.0
     slow_for: float = 12.0
     rpm: int | None = None
+    wait_at: Callable[[float], float] | None = None
     away: tuple[float, float] | None = None
     dead: tuple[float, float] = (inf, inf)
     broken: tuple[float, float] = (inf, inf)
@@ -71,6 +73,18 @@ class Server:
     active: int = 0
     waiting: list[Attempt] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
+
+    def wait(self, now: float) -> float:
+        """Return the wait with which a request that arrives now is rejected because of a rate limit; 0.0 if it is not."""
+        if self.wait_at is not None:
+            return self.wait_at(now)
+        if self.rpm is None:
+            return 0.0
+        self.starts = [start for start in self.starts if now - start < 60]
+        if len(self.starts) >= self.rpm:
+            return float(ceil(60 - (now - self.starts[0])))
+        self.starts.append(now)
+        return 0.0
 
     def limits(self) -> Limits:
         return Limits(rpm=self.rpm) if self.known else Limits()
@@ -200,15 +214,10 @@ class Fleet:
         self._running.add(attempt)
         server: Server = attempt.source.endpoint  # type: ignore[assignment]
         attempt.handle = None
-        if server.rpm is not None:
-            server.starts = [start for start in server.starts if self.now - start < 60]
-            if len(server.starts) >= server.rpm:
-                hint = float(ceil(60 - (self.now - server.starts[0])))
-                limited = Failure(FailureKind.OVERLOADED, RateLimited("slower", status_code=429), retry_after=hint)
-                self._at(0.002, lambda: self._report(attempt, limited))
-                return
-            server.starts.append(self.now)
-        if server.away is not None and self.now > 1 and self.now % server.away[0] < server.away[1]:
+        if wait := server.wait(self.now):
+            limited = Failure(FailureKind.OVERLOADED, RateLimited("slower", status_code=429), retry_after=wait)
+            self._at(0.002, lambda: self._report(attempt, limited))
+        elif server.away is not None and self.now > 1 and self.now % server.away[0] < server.away[1]:
             self._at(0.002, lambda: self._report(attempt, AWAY))
         elif server.active >= server.cap or (server.rejects and self.rng.random() < server.rejects):
             random = Failure(FailureKind.OVERLOADED, RateLimited("busy", status_code=429), retry_after=server.hint)

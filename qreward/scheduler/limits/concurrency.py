@@ -10,8 +10,9 @@ W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise t
     it if the lower limit does not reduce throughput. At the configured limit, test a lower limit only in every eighth round.
 W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. It is *stray* and is
     ignored unless rejects are credibly too many for a source that rejects some requests at random (see ``RejectShare``).
-W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
-    reject of a try takes it back, and has no other effect, unless as many rejects are usual here.
+W4  When 100 answers have come after a reject, or four for each slot if that is less, raise the limit by one slot as a try. Double the step
+    after each try that succeeds. A reject of a try takes it back, and doubles the number of answers before the next try (up to 100), unless
+    as many rejects are usual here.
 W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used for a whole round, or
     to what was served at once below it, if the present limit is more than a tenth lower. This is a try as in W4: a reject of a request that
     is sent within a second takes it back. If a reject finds no other request in flight, the source is away, not full: start again as in W1,
@@ -31,7 +32,7 @@ DEFAULT_LIMIT = 64
 MOST = 2048
 """Largest value of an adaptive limit, in requests in flight, if no limit is configured."""
 PATIENCE = 100
-"""Answers without a reject after which a limit that was lowered is raised (W4); fewer for a small ``FixedLimit``."""
+"""Most answers without a reject after which a limit that was lowered is raised (W4)."""
 
 # In simulations of 23 servers, each of these was varied alone. The share of the capacity that the limit found changed by at most .006.
 START, TRUSTED = 32, 64  # W1: initial limit, and the largest configured limit that is used at once
@@ -49,6 +50,7 @@ LOW, HIGH = 0.05, 0.20  # W2: elasticities below which the base is lowered and a
 DOWN, UP = 0.85, 1.20  # W2: factors by which the base is lowered and raised
 SPARE = 0.03  # W3: share left to other clients after a reject
 HOLD, SETTLE = 60.0, 1.0  # W4: seconds after which a try is made before ``PATIENCE`` answers, and least seconds between tries
+FEW = 4  # W4: answers for each slot before the first try
 FALLEN = 0.9  # W5: share of the highest used limit below which the limit returns to it
 SHORTEST_ROUND = 12  # least number of answers in a round
 
@@ -156,7 +158,7 @@ class FixedLimit(ConcurrencyLimit):
         rejects.usual -= rejects.usual / REMEMBERED
         rejects.seconds += (now - sent_at - rejects.seconds) / REMEMBERED
         self._clean += 1
-        if self._clean >= min(PATIENCE, 4 * self.limit):
+        if self._clean >= min(PATIENCE, FEW * self.limit):
             self._move(2 * self.limit, "answers")
 
     def rejected(self, now: float, sent_at: float, order: int, hint: float | None, others: int) -> Reject:
@@ -193,6 +195,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._rejects = RejectShare()
         self._clean = 0  # answers since the last try or reject
         self._tried = 0  # rejects since the last try
+        self._patience = PATIENCE  # answers before the next try
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
@@ -239,11 +242,12 @@ class AdaptiveLimit(ConcurrencyLimit):
             self.reason = "nobody was served: starting again"
             self._begin(now, others)
             return Reject.AWAY
+        self._patience = min(PATIENCE, 2 * self._patience if tried else FEW * others)
         if tried:
             self._used = 0.0
         base = float(min(self.limit, others))
-        if self._step or self._clean:  # only for the first of several rejects in a row
-            give = base * SPARE
+        give = base * SPARE
+        if (self._step or self._clean) and (give > 1 or not tried):  # only for the first of several rejects in a row
             base -= int(give) + (self._rng.random() < give % 1)
         self._starting, self._capped, self._step = False, True, 0
         self._mark, self._clean, self._tried = now, 0, 0
@@ -268,7 +272,7 @@ class AdaptiveLimit(ConcurrencyLimit):
 
     def _try_more(self, now: float) -> None:
         waited = now - self._mark
-        due = self._step or self._clean >= PATIENCE or waited >= HOLD
+        due = self._step or self._clean >= self._patience or waited >= HOLD
         barred = now < self.crowded_until or waited < SETTLE
         if not due or barred or self.limit >= min(self.most, 1.5 * self._round_limit):
             return

@@ -11,8 +11,9 @@ wait until its cost is paid off.
 
 ``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). If the hint is
 longer than a second, the second such reject counts, because the first lowers the concurrency limit, which may be enough. Then it allows the
-rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes
-back the last raise. If stray rejects continue under the limit, no rate limit causes them, and the limit ends.
+rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. Without rejects
+the rate is raised again and again, by more each time. A reject takes back the last raise. If stray rejects continue under the limit, no
+rate limit causes them, and the limit ends.
 
 ``HeaderRateLimit`` follows the rate limit headers of the server, so that requests slow down before the first reject.
 The headers of a response advertise the ``remaining`` amount of a limit, and the seconds (``reset``) until all of it is available again. A
@@ -139,7 +140,10 @@ SHARE = 0.98
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 """Shares (0 to 1) by which the first raise increases the rate, and a later one at most. Each raise is twice as large as the last."""
 CALM, NEXT = 20.0, 5.0
-"""``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
+"""Most seconds without a reject before the first raise (``CALM``) and between two raises (``NEXT``). After a rate was learned, both are the
+wait of its reject, at least ``SHORT``, because that is what a wrong raise costs. They double each time that a raise is taken back."""
+STRAYS, CUT = 3, 0.9
+"""A stray reject that follows no raise multiplies the rate by ``CUT``. After ``STRAYS`` of them in a row, the next one ends the limit."""
 SHORT = 1.0
 """Seconds. After the first reject that asks for a longer wait, only the concurrency limit is lowered. It may have been the cause, and a
 rate that is learned from the first second of a batch and a wait of five would hold a server at a ninth of its speed for a minute. Limits
@@ -156,10 +160,11 @@ class LearnedRate(Gcra):
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
-        self._held_since = -inf  # when the limit was set, or last raised
         self._suspected_until = inf  # until when the first wait of a reject lasts
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
+        self._calm = CALM  # seconds without a reject before the first raise
+        self._strays = 0  # stray rejects in a row that followed no raise
 
     def sent(self, now: float) -> None:
         second = int(now)
@@ -173,10 +178,11 @@ class LearnedRate(Gcra):
 
     def ok(self, now: float) -> None:
         self._answered = True
-        if self.rate != inf and now - self._changed > (NEXT if self._raised else CALM):
+        calm = min(NEXT, self._calm) if self._raised else self._calm
+        if self.rate != inf and now - self._changed > calm and self.ready_at >= now:  # a limit that delays nothing is not tested
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
             self.rate *= 1 + self._raised
-            self._changed = self._held_since = now
+            self._changed, self._strays = now, 0
 
     def rejected(self, sent_at: float) -> None:
         if int(sent_at) in self._accepted:
@@ -184,26 +190,31 @@ class LearnedRate(Gcra):
 
     def hinted(self, now: float, hint: float, *, stray: bool = False) -> None:
         """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once. ``stray`` ones start no limit."""
-        if now - self._cut < 1.0 or not self._answered or (stray and self.rate == inf):
+        if now - self._cut < 1.0 or not self._answered or (stray and self.ready_at < now):
             return
         if self.rate == inf and hint > SHORT and now <= self._suspected_until:
             if self._suspected_until == inf:
                 self._suspected_until, self._answered = now + hint, False
             return
         began = now if self._began is None else self._began
-        span = float(SPAN) if now - began >= SPAN else now - began + (0.0 if stray else hint)
+        wait = 0.0 if stray else hint - 0.5 * (hint % 1 == 0)  # whole seconds were rounded up
+        span = float(SPAN) if now - began >= SPAN else now - began + wait
         recent = sum(count for then, count in self._accepted.items() if then >= now - SPAN - 1)
         if recent < EVIDENCE:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self.rate == inf:
-            self.rate, self._accepted, self._began, self._held_since = seen, {}, now, now + hint
+            self.rate, self._accepted, self._began = seen, {}, now + hint
+            self._calm = min(CALM, max(SHORT, hint))
         elif self._raised:
             self.rate = max(min(seen, self.rate), self.rate / (1 + self._raised))
-        elif stray and now - self._held_since > CALM:
-            self.rate, self._arrival = inf, -inf
+            self._calm = min(CALM, 2 * self._calm)
+        elif not stray:
+            self.rate, self._strays = min(seen, self.rate), 0
+        elif self._strays < STRAYS:
+            self.rate, self._strays = CUT * self.rate, self._strays + 1
         else:
-            self.rate = min(seen, self.rate)
+            self.rate, self._arrival, self._strays = inf, -inf, 0
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False
 

@@ -114,11 +114,11 @@ def test_the_path_of_the_limit_follows_from_elasticity_and_rejects() -> None:
         (20, elastic(1.0), {}, [20, 20]),
         (100, elastic(1.0), {"load": 51}, [32, 64, 64, 64, 64]),
         (100, elastic(1.0), {"load": 52}, [32, 64, 100, 100, 100]),
-        (None, elastic(1.0), {"cap": 6}, [32, *17 * [6], 7, 6]),
+        (None, elastic(1.0), {"cap": 6}, [32, *4 * [6], 7, *8 * [6], 7, 6]),  # twice as many answers before the second try
         (None, elastic(1.0), {"cap": 50}, [32, 64, 50, 50, 51, 51, 51]),  # one stray reject in each round
         (None, lambda _sent: 30.0, {"cap": 6}, [32, 6, 6, 7, 6, 6, 7, 6]),
         (None, lambda _sent: 30.0, {"cap": 16}, [32, 16, 16, 17, 16]),  # a round after a reject does not raise it as well
-        (None, lambda sent: max(1.0, sent / 20), {"cap": 30}, [32, 64, 30, 30, 30, 30, 31, 29, 29, 29, 29, 30, 32]),
+        (None, lambda sent: max(1.0, sent / 20), {"cap": 30}, [32, 64, 30, 30, 30, 30, 31, 30, 30, 30, 30, 31, 30]),
     ]
     wrong = {}
     for number, (most, seconds, options, expected) in enumerate(table):
@@ -270,7 +270,7 @@ def test_after_a_reject_it_tries_one_more_and_doubles_the_step_while_that_succee
         before, began = window.limit, now
         now = tried(window, now)
         steps.append((window.limit - before, round(now - began)))
-    assert steps[0] == (1, 10), "after a hundred answers"
+    assert steps[0] == (1, 8), "after four answers for each of the 20 slots"
     assert [step for step, _ in steps[1:3]] == [2, 4]
     assert all(1 <= seconds <= 2 for _, seconds in steps[1:]), "not before the last one has settled"
 

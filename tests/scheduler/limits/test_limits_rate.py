@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.limits.rate import BURST, FIRST_RAISE, MINUTE, SHARE, SPACED, Gcra, LearnedRate, MinuteLimit
+from qreward.scheduler.limits.rate import BURST, CUT, FIRST_RAISE, MINUTE, SHARE, SPACED, STRAYS, Gcra, LearnedRate, MinuteLimit
 
 rates = st.floats(0.01, 1000)
 bursts = st.sampled_from([0.0, BURST, 1.0, 60.0])
@@ -144,39 +144,57 @@ def test_a_young_source_counts_the_wait_that_it_asked_for_but_one_request_a_minu
         assert pace.rate == pytest.approx(rate), requests
 
 
-def test_it_is_raised_after_clean_seconds_the_raises_double_and_a_reject_takes_back_the_last() -> None:
+def paced(pace: LearnedRate, start: float, seconds: float) -> float:
+    """Send as soon as the rate allows, and answer each request after a tenth of a second."""
+    at = max(start, pace.ready_at)
+    while at < start + seconds:
+        pace.sent(at)
+        pace.ok(at + 0.01)
+        at = pace.ready_at
+    return start + seconds
+
+
+def test_a_rate_that_delays_requests_is_raised_after_the_wait_of_its_reject_the_raises_double_and_a_reject_takes_back_the_last() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
-    assert pace.rate < inf
-    rates = [pace.rate]
+    learned = pace.rate
     pace.ok(now + 0.5)
     pace.hinted(now + 0.9, 1.0)
-    assert pace.rate == rates[0], "rejects within a second count once"
-    for later in (21, 27, 33, 39, 45, 51):
-        pace.ok(now + later)
-        rates.append(pace.rate)
-    raises = [after / before - 1 for before, after in pairwise(rates)]
-    assert raises == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
-    pace.ok(now + 52)
-    assert pace.rate == rates[-1], "not more often than every five seconds"
-    for number in range(140):
-        pace.sent(now + 52 + number / 20)
-    pace.hinted(now + 60, 1.0)
-    assert pace.rate == pytest.approx(rates[-2])
-    sent, at = 0, now + 65
-    while at < now + 125:
+    assert pace.rate == learned < inf, "rejects within a second count once"
+    for calm in (1.0, 2.0, 4.0):
+        rates, times = [pace.rate], [now]
+        while len(rates) < 7:
+            now = paced(pace, now, 0.1)
+            if pace.rate != rates[-1]:
+                rates.append(pace.rate)
+                times.append(now)
+        assert [after / before - 1 for before, after in pairwise(rates)] == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
+        assert [after - before for before, after in pairwise(times)] == pytest.approx([calm] * 6, abs=0.3)
+        pace.hinted(now, 1.0)
+        assert pace.rate == pytest.approx(rates[-2]), "takes back the last raise"
+
+
+def test_sends_at_a_learned_rate_are_spread_and_it_is_not_raised_while_it_delays_nothing() -> None:
+    pace = LearnedRate()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    learned = pace.rate
+    pace.ok(now + 30.0)
+    assert pace.rate == learned
+    sent, at = 0, now
+    while at < now + 60:
         at = max(at, pace.ready_at)
         pace.sent(at)
         sent += 1
-    assert sent == pytest.approx(60 * pace.rate, rel=0.03), "sends are spread"
+    assert sent == pytest.approx(60 * pace.rate, rel=0.03)
 
 
 def test_a_reject_of_a_rate_that_was_not_raised_lowers_it() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
-    now = busy(pace, now, 15, 8)
+    now = busy(pace, now + 1.0, 15, 8)
     pace.hinted(now, 0.1)
     assert pace.rate == pytest.approx(SHARE * 8, rel=0.03)
 
@@ -186,11 +204,20 @@ def test_stray_rejects_start_no_limit_and_end_one_that_does_not_stop_them() -> N
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0, stray=True)
     assert pace.rate == inf
-    pace.hinted(now, 1.0)
-    for _ in range(3):
-        assert pace.rate < 10.0
-        now = busy(pace, now, 8, 9)
+    pace.hinted(now, 20.0)
+    now = busy(pace, now + 20.0, 60, 10)
+    pace.hinted(now, 20.0)
+    learned = pace.rate
+    pace.ok(now + 1.0)
+    now += 10.0
+    pace.hinted(now, 20.0, stray=True)
+    assert pace.rate == learned < inf, "it delayed nothing, so it was not the cause"
+    for number in range(1, STRAYS + 1):
+        now = paced(pace, now, 2.0)
         pace.hinted(now, 1.0, stray=True)
+        assert pace.rate == pytest.approx(CUT**number * learned)
+    now = paced(pace, now, 2.0)
+    pace.hinted(now, 1.0, stray=True)
     assert pace.rate == inf
     assert pace.ready_at == -inf
 

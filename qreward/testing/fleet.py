@@ -165,14 +165,19 @@ class InThread:
         self._portal = Portal("qreward-fake-fleet", loop_factory)
 
     def run(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
-        """Call ``start`` or ``call``."""
-        return self._portal.call(partial(getattr(self, method), *args, **options))
+        """Call ``start`` or ``call``. A responder, which is called in the thread itself, does not wait for it."""
+        called: Callable[[], dict[str, Any]] = partial(getattr(self, method), *args, **options)
+
+        async def run() -> dict[str, Any]:
+            return called()
+
+        return called() if self._portal.is_here() else self._portal.call(run)
 
     def stop(self) -> None:
         self._portal.call(self.aclose)
         self._portal.close()
 
-    async def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
         for endpoint in endpoints:
             try:
@@ -184,7 +189,7 @@ class InThread:
                 raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
         return {name: server.port for name, server in self._servers.items()}
 
-    async def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
+    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
         """Call a method of the server of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
         called = [name] if name is not None else self._servers
         return {each: getattr(self._servers[each], method)(*args) for each in called}

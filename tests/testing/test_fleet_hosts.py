@@ -1,4 +1,4 @@
-"""Where a fleet runs: in the loop, in a thread, in a child process; and that nothing is left when it ends."""
+"""Where a fleet runs: in a thread, in a child process; and that nothing is left when it ends."""
 
 from __future__ import annotations
 
@@ -122,6 +122,19 @@ def test_a_fleet_can_be_run_again_but_not_twice_at_once() -> None:
                 pytest.fail("it started twice")
     with pytest.raises(RuntimeError, match="not running"):
         fleet.kill("a")
+
+
+def test_a_responder_may_use_its_fleet() -> None:
+    def responder(messages: list[dict[str, str]]) -> str:
+        fleet.kill("b")
+        fleet.set("a", api_key="key")
+        return str(fleet.seen("a").requests)
+
+    with FakeFleet([FakeEndpoint("a", responder=responder), FakeEndpoint("b")]) as fleet:
+        assert ask(fleet, "a") == (200, "1")
+        assert ask(fleet, "a")[0] == 401
+        with pytest.raises(ConnectionRefusedError):
+            ask(fleet, "b")
 
 
 def test_a_child_that_dies_is_an_error_and_not_a_wait() -> None:

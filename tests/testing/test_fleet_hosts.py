@@ -146,6 +146,27 @@ def test_a_child_that_dies_is_an_error_and_not_a_wait() -> None:
         fleet.seen("a")
 
 
+def test_a_forked_child_does_not_wait_for_the_fleet_of_its_parent() -> None:
+    script = """
+import os, urllib.request, warnings
+from qreward.errors import ClientClosed
+from qreward.testing import FakeEndpoint, FakeFleet
+warnings.simplefilter("ignore")  # from 3.12 on, a fork beside threads is warned of
+with FakeFleet([FakeEndpoint("a")]) as fleet:
+    if (child := os.fork()) == 0:
+        try:
+            fleet.seen("a")
+        except ClientClosed:
+            print("not its own", flush=True)
+    else:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        urllib.request.urlopen(fleet.urls["a"] + "/models").close()
+print("left", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["not its own", "left", "0", "left"]
+
+
 async def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = """
 import sys

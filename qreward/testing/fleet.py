@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from qreward.engine import background
 from qreward.engine.portal import Portal
-from qreward.errors import ConfigError, did_you_mean
+from qreward.errors import ClientClosed, ConfigError, did_you_mean
 from qreward.settings.policies import Endpoint
 from qreward.testing.endpoint import Seen
 from qreward.testing.server import HOST, FakeServer
@@ -76,7 +77,7 @@ class FakeFleet:
 
     def __exit__(self, *_: object) -> None:
         host, self._host = self._running(), None
-        with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
+        with contextlib.suppress(RuntimeError, ClientClosed):  # a child process that has died cannot report, and a forked child cannot ask
             self._last_seen = host.run("call", "seen")
         host.stop()
 
@@ -163,16 +164,23 @@ class InThread:
     def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
         self._servers: dict[str, FakeServer] = {}
         self._portal = Portal("qreward-fake-fleet", loop_factory)
+        background.watch(self._portal, Portal.detach_after_fork)
 
     def run(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
-        """Call ``start`` or ``call``."""
-        return self._portal.call(partial(getattr(self, method), *args, **options))
+        """Call ``start`` or ``call``. A responder, which is called in the thread itself, does not wait for it."""
+        called: Callable[[], dict[str, Any]] = partial(getattr(self, method), *args, **options)
+
+        async def run() -> dict[str, Any]:
+            return called()
+
+        return called() if self._portal.is_here() else self._portal.call(run)
 
     def stop(self) -> None:
-        self._portal.call(self.aclose)
+        with contextlib.suppress(ClientClosed):  # a forked child, whose parent has the servers
+            self._portal.call(self.aclose)
         self._portal.close()
 
-    async def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
+    def start(self, endpoints: list[FakeEndpoint]) -> dict[str, int]:
         _raise_file_limit()
         for endpoint in endpoints:
             try:
@@ -184,7 +192,7 @@ class InThread:
                 raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
         return {name: server.port for name, server in self._servers.items()}
 
-    async def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
+    def call(self, method: str, *args: Any, name: str | None = None) -> dict[str, Any]:
         """Call a method of the server of one endpoint, or of all endpoints. Return the results by the names of the endpoints."""
         called = [name] if name is not None else self._servers
         return {each: getattr(self._servers[each], method)(*args) for each in called}

@@ -1,4 +1,4 @@
-"""Where a fleet runs: in the loop, in a thread, in a child process; and that nothing is left when it ends."""
+"""Where a fleet runs: in a thread, in a child process; and that nothing is left when it ends."""
 
 from __future__ import annotations
 
@@ -124,6 +124,19 @@ def test_a_fleet_can_be_run_again_but_not_twice_at_once() -> None:
         fleet.kill("a")
 
 
+def test_a_responder_may_use_its_fleet() -> None:
+    def responder(messages: list[dict[str, str]]) -> str:
+        fleet.kill("b")
+        fleet.set("a", api_key="key")
+        return str(fleet.seen("a").requests)
+
+    with FakeFleet([FakeEndpoint("a", responder=responder), FakeEndpoint("b")]) as fleet:
+        assert ask(fleet, "a") == (200, "1")
+        assert ask(fleet, "a")[0] == 401
+        with pytest.raises(ConnectionRefusedError):
+            ask(fleet, "b")
+
+
 def test_a_child_that_dies_is_an_error_and_not_a_wait() -> None:
     fleet = FakeFleet([FakeEndpoint("a")], process=True)
     with pytest.raises(RuntimeError, match="has ended"), fleet:  # noqa: PT012 - leaving it is part of the claim
@@ -131,6 +144,27 @@ def test_a_child_that_dies_is_an_error_and_not_a_wait() -> None:
         fleet._host._child.kill()
         fleet._host._child.wait()
         fleet.seen("a")
+
+
+def test_a_forked_child_does_not_wait_for_the_fleet_of_its_parent() -> None:
+    script = """
+import os, urllib.request, warnings
+from qreward.errors import ClientClosed
+from qreward.testing import FakeEndpoint, FakeFleet
+warnings.simplefilter("ignore")  # from 3.12 on, a fork beside threads is warned of
+with FakeFleet([FakeEndpoint("a")]) as fleet:
+    if (child := os.fork()) == 0:
+        try:
+            fleet.seen("a")
+        except ClientClosed:
+            print("not its own", flush=True)
+    else:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        urllib.request.urlopen(fleet.urls["a"] + "/models").close()
+print("left", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["not its own", "left", "0", "left"]
 
 
 async def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

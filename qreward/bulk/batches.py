@@ -409,7 +409,7 @@ class LineRun:
 
     def fail(self, line: Line, error: QRewardError, result: Result[Any] | None = None, spent: Spent = NOTHING) -> None:
         """Record the failure of a line. ``result`` is None if no request was made for it."""
-        if not str(error).startswith(line.place):
+        if not line.row_identifier and not str(error).startswith(line.place):  # the caller of a row knows which one it is
             error.args = (f"{line.place}: {error}", *error.args[1:])
         result = result or Result(0, None, error, None, 0.0, 0.0)
         self._record(line, failure_line(line.custom_id, line.identifier, error), result, spent)

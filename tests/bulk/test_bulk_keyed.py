@@ -105,6 +105,12 @@ async def test_a_row_that_fails_is_a_line_and_is_sent_again_only_if_asked(tmp_pa
         assert backend.served == {"bad": sent, "good": 1}, retry_failed
 
 
+async def test_rows_that_fail_for_the_same_reason_have_the_same_message(tmp_path: Path) -> None:
+    async with worker(tmp_path, counting()) as run:
+        results = await run.results([{"id": name, "prompt": "bad"} for name in ("a", "b")])
+    assert [json.loads(each.line)["error"]["message"] for each in results] == ["the server answered 400: too strange"] * 2
+
+
 async def test_the_output_has_each_row_once_though_two_processes_had_it_at_the_same_time(tmp_path: Path) -> None:
     backend = counting()
     async with worker(tmp_path, backend) as one, worker(tmp_path, backend) as other:

@@ -52,6 +52,10 @@ class Judge:
     async def write(self, prompts: list[str]) -> AsyncIterator[list[str]]:
         yield prompts
 
+    @batch
+    async def rewrite(self, prompts: list[str], lengths: list[int]) -> AsyncIterator[list[str]]:
+        yield [prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)]
+
     @staticmethod
     @batch
     async def fixed(numbers: list[int]) -> list[int]:
@@ -98,5 +102,6 @@ async def wrong(judge: Judge) -> None:
     await upper(1)  # type: ignore[arg-type]  # pyright: ignore
     await pair("a")  # type: ignore[call-arg]  # pyright: ignore
     await judge.score(["a"])  # type: ignore[arg-type]  # pyright: ignore
+    judge.rewrite("a", "b")  # type: ignore[arg-type]  # pyright: ignore
     batch(max_batch=3)  # type: ignore[call-overload]  # pyright: ignore
     BatchQueue(len, max_batch=3)  # type: ignore[call-arg, arg-type]  # pyright: ignore

@@ -94,9 +94,9 @@ def inspected_class() -> type[Any]:
             return running, await self.hang._is_batching_task_alive(), await self.hang._get_handling_task_stack(), self.cancelled
 
         async def metrics(self) -> list[str]:
-            from qreward.batching import ray_serve
+            from qreward.batching import worker
 
-            return [metric.info["name"] for metric in ray_serve._metrics()]
+            return [metric.info["name"] for metric in worker._metrics()]
 
         async def warned(self) -> list[str]:
             return self.warnings

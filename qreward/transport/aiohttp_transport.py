@@ -8,10 +8,12 @@ import select
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
@@ -194,15 +196,26 @@ class DirectRequest(ClientRequest):
         return made
 
 
+class _Protocol(ResponseHandler):
+    """Fails the body that is being read when what arrives is not HTTP any more, such as a second status line among the chunks of a server
+    that fails amid its answer. aiohttp's own parser fails only the connection, so that the reader of the body would wait forever."""
+
+    def set_exception(self, exc: BaseException, *args: Any) -> None:
+        super().set_exception(exc, *args)
+        if isinstance(exc, HttpProcessingError) and self._payload is not None and not self._payload.is_eof():
+            self._loop.call_soon(self._payload.set_exception, exc)  # after the reader has taken what arrived before, such as [DONE]
+
+
 class GatedConnector(aiohttp.TCPConnector):
     def __init__(self, *, connect: float, keepalive: float, tls: object) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=keepalive, ttl_dns_cache=60, ssl=tls)  # type: ignore[arg-type]
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
         self._connect_limit = connect
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[aiohttp.tracing.Trace], timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.client_proto.ResponseHandler:
+    ) -> ResponseHandler:
         async with self._gate:  # not within the connect timeout
             # sock_connect alone does not cover the DNS lookup and the proxy's answer to CONNECT
             async with asyncio.timeout(self._connect_limit):
@@ -223,7 +236,7 @@ class GatedConnector(aiohttp.TCPConnector):
             connection.close()  # bytes that it has received, also those that the event loop has not read, would count as the next response
         return connection
 
-    def _release(self, key: ConnectionKey, protocol: aiohttp.client_proto.ResponseHandler, *, should_close: bool = False) -> None:
+    def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
         protocol._parser = None  # without a parser, aiohttp keeps all bytes that arrive, and ``should_close`` becomes True
 

@@ -88,12 +88,19 @@ async def _endless_line(_: Request, connection: Connection) -> None:
         await connection.send(b"y" * 10_000)
 
 
+async def _second_status(_: Request, connection: Connection) -> None:
+    await connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n")
+    await asyncio.sleep(0.05)  # the client is reading the body by now
+    await connection.send(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\n\r\n{}")
+
+
 _NOT_HTTP = {
     "endless headers": _endless_headers,
     "endless line": _endless_line,
     "another protocol": always(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
     "bad length": always(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n{}"),
     "bad chunk": always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nwhat\r\n"),
+    "second status": _second_status,
     "wrong encoding": always(answer(b"{}", content_encoding="gzip")),
 }
 
@@ -104,6 +111,7 @@ _REASONS = {
     "another protocol": ("Bad status line", "illegal status line"),
     "bad length": ("Invalid character in Content-Length", "bad Content-Length"),
     "bad chunk": ("Invalid character in chunk size", "illegal chunk header"),
+    "second status": ("Invalid character in chunk size", "illegal chunk header"),
     "wrong encoding": ("Can not decode content-encoding: gzip", "incorrect header check"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 
 from ordinary_fleets import Fleet, Server, lengths
@@ -54,6 +55,10 @@ def by_the_clock(most: int, seconds: float) -> Door:
     return wait_at
 
 
+def limited(door: Callable[[], Door]) -> Server:
+    return Server(per_token=0.0015, wait_at=door())
+
+
 def relative(items: int, bound: float, make: Callable[[], Server]) -> tuple[float, int]:
     """Return the time of a batch in relation to the time that the limit allows, mean of three seeds, and the lost items."""
     fleets = [Fleet([make()], seed) for seed in (1, 2, 3)]
@@ -77,7 +82,7 @@ def test_a_batch_uses_a_rate_limit_that_is_learned_from_rejects() -> None:
     }
     slow = {}
     for name, (items, bound, door, most) in table.items():
-        took, lost = relative(items, bound, lambda door=door: Server(per_token=0.0015, wait_at=door()))
+        took, lost = relative(items, bound, partial(limited, door))
         if took > most or lost:
             slow[name] = (round(took, 3), lost)
     assert not slow

@@ -128,8 +128,11 @@ class BatchWaiter(Waiter):
             BatchInterrupted: the input, closing the input, ``on_result`` or ``progress`` raised an ``Exception``, or raised
                 ``CancelledError`` without being cancelled. Requests in flight were finished first.
             BaseException: the same code raised another exception, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
+            ClientClosed: the client was closed before the batch began.
         """
         driver, clock = self.driver, self.driver.engine.clock
+        if driver.engine.closed:  # since the batch was made, for example while the dialect of decisions was found
+            raise ClientClosed("the client is closed; make a new one")
         self._fill_until = clock() + FILL
         for feed in self._feeds.values():
             if feed is not self._feed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from deciding_tools import MODEL, DecisionServer, client_of, endpoint, expected, now, questions, read, refused
 
-from qreward import AuthenticationFailed, BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
+from qreward import AuthenticationFailed, BadRequest, ClientClosed, ConnectionFailed, Judge, QRewardClient, RequestTimeout
 from qreward.deciding import TIMEOUT
 
 NO_ANSWER = 1e6
@@ -71,6 +72,22 @@ async def test_the_timeout_of_a_call_and_the_deadline_of_a_batch_include_finding
         batch = await client.batch_decide(["text"] * 3, questions(2), model=MODEL, deadline=5)
         assert now() == 7.0
         assert {str(error).partition(";")[0] for error in batch.errors.values()} == {"not done within the batch's deadline of 5 s"}
+
+
+async def test_a_batch_whose_client_is_closed_while_it_finds_out_reads_and_sends_nothing() -> None:
+    makers: list[Callable[[QRewardClient, Any], Any]] = [
+        lambda client, items: client.batch_decide(items, questions(2), model=MODEL),
+        lambda client, items: Judge(client, model=MODEL, method="decide").batch_score(items),
+    ]
+    for make in makers:
+        server, items = DecisionServer(), iter([("prompt", "response")] * 1000)
+        client = client_of({"a": server})
+        call = asyncio.ensure_future(make(client, items))
+        await asyncio.sleep(0.5)
+        await client.aclose()
+        with pytest.raises(ClientClosed, match="make a new one"):
+            await call
+        assert (len(list(items)), server.asked) == (1000, [])
 
 
 async def test_what_cannot_be_found_out_is_not_asked_again_but_shown_by_the_first_decision() -> None:

@@ -32,6 +32,7 @@ from qreward.errors import ServerError
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit
 from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.client import ClientConfig
 
 BEFORE = config_of(
@@ -153,6 +154,17 @@ async def test_a_shorter_time_limit_of_an_attempt_holds_at_once_also_for_what_is
         for each in (call, ask(client)):
             with pytest.raises(TimeoutError, match=r"within 0\.5 s"):
                 await each
+
+
+def test_an_endpoint_that_is_added_or_removed_costs_no_look_at_each_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    usual = Scheduler.changed
+    monkeypatch.setattr(Scheduler, "changed", lambda self, now, source: (looked.append(source.name), usual(self, now, source)))
+    client = QRewardClient([endpoint(f"a-{number}") for number in range(100)])
+    looked.clear()
+    client.add_endpoint(endpoint("b"))
+    client.remove_endpoint("a-7")
+    assert looked == ["b"]
 
 
 async def test_a_rate_may_come_change_and_go() -> None:

@@ -230,12 +230,13 @@ class PredictedCache:
 class Holders:
     """Remembers the holders of each prefix. A holder is a source of the pool that was sent the prefix and is expected to have it cached."""
 
-    __slots__ = ("_holders", "uncached", "unshared")
+    __slots__ = ("_before", "_recent", "uncached", "unshared")
 
     def __init__(self) -> None:
         self.unshared = 0  # number of tasks in a row whose prompts shared nothing with prompts that were sent before
         self.uncached = 0  # number of answers in a row that reported no cached tokens although some were expected
-        self._holders: dict[int, tuple[Source, ...]] = {}  # by key, the one that came first at the beginning
+        self._recent: dict[int, tuple[Source, ...]] = {}  # by key
+        self._before: dict[int, tuple[Source, ...]] = {}  # those that were used before the recent ones
 
     def is_affinity_useful(self, prefix: Prefix | None = None) -> bool:
         """Return whether prompts share beginnings and servers cache them, as far as is known. A group named by the caller always counts."""
@@ -243,29 +244,34 @@ class Holders:
 
     def add(self, prefix: Prefix, source: Source, first: bool = True) -> None:
         """Record that a source was sent a request with this prefix. ``first``: it is the first request of its task."""
-        known = self._holders
+        if len(self._recent) > REMEMBERED:
+            self._before, self._recent = self._recent, {}
+        recent, before, keys = self._recent, self._before, prefix[0]
+        outermost = recent.get(keys[0]) or before.get(keys[0])
+        if outermost:
+            recent[keys[0]] = outermost
         if first:
-            self.unshared = 0 if prefix[0][0] in known else self.unshared + 1
-        if len(known) > 2 * REMEMBERED:
-            self._holders = known = dict(islice(known.items(), REMEMBERED, None))
+            self.unshared = 0 if outermost else self.unshared + 1
         alone = (source,)
-        for key in reversed(prefix[0]):
-            holders = known.get(key)
+        for key in reversed(keys):
+            holders = recent.get(key) or before.get(key)
             if holders is None:
-                known[key] = alone
+                recent[key] = alone
             elif source in holders:  # then it also holds the outer prefixes
+                recent[key] = holders
                 return
             else:
-                known[key] = (*(holders if len(holders) < MOST_HOLDERS else self.of(key)), source)[-MOST_HOLDERS:]
+                recent[key] = (*(holders if len(holders) < MOST_HOLDERS else self.of(key)), source)[-MOST_HOLDERS:]
 
     def of(self, key: int) -> tuple[Source, ...]:
         """Return the sources that hold a prefix."""
-        holders = self._holders.get(key)
+        holders = self._recent.get(key) or self._before.get(key)
         return tuple([source for source in holders if source.prefix_cache.is_warm(key)]) if holders else ()
 
     def last_held(self, keys: tuple[int, ...], place: int) -> int:
         """Return the number of keys up to the innermost one that a source holds, or ``place`` if no source holds a key from there on."""
-        if self._holders.keys().isdisjoint(keys[place:]):  # usual; faster than one by one
+        rest = keys[place:]
+        if self._recent.keys().isdisjoint(rest) and self._before.keys().isdisjoint(rest):  # usual; faster than one by one
             return place
         for end in range(len(keys), place, -1):
             if self.of(keys[end - 1]):

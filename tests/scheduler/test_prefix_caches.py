@@ -190,7 +190,7 @@ def test_memory_is_bounded_by_what_is_cached() -> None:
         cache.use(0.0, prefix(number))
         holders.add(prefix(number), source)
     assert len(cache._used) <= SWEEP + 1000
-    assert len(holders._holders) <= 2 * REMEMBERED + 2
+    assert len(holders._recent) + len(holders._before) <= 2 * REMEMBERED + 2
 
 
 def test_holders_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:
@@ -203,3 +203,17 @@ def test_holders_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_o
     sources[-1].prefix_cache.forget()
     assert holders.of(1) == tuple(sources[-MOST_HOLDERS:-1])
     assert holders.of(2) == ()
+
+
+def test_what_prompts_share_is_remembered_for_as_long_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "REMEMBERED", 100)
+    monkeypatch.setattr(prefixes, "IN_VAIN", 20)
+    holders, homes = Holders(), [Source(str(number), Random(0)) for number in range(5)]
+    for number in range(1000, 2000):
+        home = number % 5
+        rubric, conversation = prefix(1, 10 + home, 20 + home, number), prefix(30 + home, *range(10_000 * home, 10_000 * home + number, 50))
+        for each in (rubric, conversation):
+            homes[home].prefix_cache.use(0.0, each)
+            holders.add(each, homes[home])
+            assert holders.is_affinity_useful()
+        assert all(holders.of(20 + other) == (homes[other],) for other in range(5 if number > 1004 else 0))

@@ -208,7 +208,7 @@ def queue_full_error(now: float, pool: Pool, most: int) -> QueueFull:
 
 def unservable_error(pool: Pool) -> QRewardError | None:
     """Return an error if no source of a pool can serve any task until the sources change. Otherwise return None."""
-    if any(source.health.in_service for source in pool.sources):
+    if pool.is_alive() or any(source.health.in_service for source in pool.sources):  # the one that was alive last is asked first
         return None
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import get_args
 
@@ -12,7 +13,7 @@ from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import BatchFeed
-from qreward.scheduler.why import KEPT, explain, reason_of, said
+from qreward.scheduler.why import KEPT, explain, reason_of, said, unservable_error
 from qreward.settings.policies import Limits
 
 
@@ -102,3 +103,23 @@ def test_the_time_left_counts_when_each_endpoint_may_be_used_and_how_fast_it_is(
     assert 8.0 < least < most < 14.0
     quick.paused = slow.paused = "paused"
     assert pool.done_in(0.0, 10) is None
+
+
+def test_whether_a_pool_serves_is_seen_without_a_look_at_all_its_endpoints() -> None:
+    class Sources(list[Source]):
+        asked = 0
+
+        def __iter__(self) -> Iterator[Source]:
+            self.asked += 1
+            return super().__iter__()
+
+    dead, alive = [source(f"dead-{number}") for number in range(9)], source("alive")
+    pool = pool_of(*dead, alive)
+    for each in dead:
+        each.health.mark_unhealthy()
+    pool.sources = watched = Sources(pool.sources)
+    for _ in range(5):
+        assert unservable_error(pool) is None
+    assert watched.asked == 1
+    alive.health.mark_unhealthy()
+    assert "every endpoint" in str(unservable_error(pool))

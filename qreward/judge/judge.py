@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from pydantic import BaseModel
 
@@ -328,15 +328,15 @@ class Judge(Closing):
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
         make = partial(self._requests.item, limits=self._requests.written, pairs=True, strict=True)
-        ResponseGroup(item, None, comparisons, make)  # so that an invalid group raises now
+        group = ResponseGroup(item, None, comparisons, make)  # made here, so that an invalid group raises now
         limit = runtime_of(self._client).request_options({"timeout": timeout}).timeout
-        options: Any = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
-        (result,) = await self.batch_rank([item], comparisons=comparisons, **options)
+        options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
+        (result,) = await self._many([item], options, pairs=True, group=group.using)
         if isinstance(result.error, DeadlineExceeded):
             late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
             late.usage = result.error.usage
             raise late
-        return result.value
+        return result.value  # type: ignore[no-any-return]
 
     async def batch_rank(
         self,
@@ -361,7 +361,7 @@ class Judge(Closing):
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         budget_of(1, comparisons)
-        return await self._many(groups, options, "groups", pairs=True, comparisons=comparisons)
+        return await self._many(groups, options, pairs=True, group=partial(ResponseGroup, comparisons=comparisons))
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -389,22 +389,21 @@ class Judge(Closing):
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
-        what: Literal["items", "groups"] = "items",
         *,
         pairs: bool = False,
-        comparisons: int | None = None,
+        group: Callable[..., ResponseGroup] | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
-        runtime = runtime_of(self._client)
+        runtime, what = runtime_of(self._client), "items" if group is None else "groups"
         began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         limits = self._requests.written if self._config.method == "write" else await self._limits(common, settings.deadline)
         make: Callable[..., Any] = partial(self._requests.item, limits=limits, pairs=pairs, strict=False)
-        if what == "items":
+        if group is None:
             names, calls = PAIR_NAMES if pairs else POINT_NAMES, self._requests.counts(common.pools.values(), limits, pairs=pairs)
         else:
             names, calls = GROUP_NAMES, dict.fromkeys(common.pools.values())
-            make = partial(ResponseGroup, comparisons=comparisons, make=make)
+            make = partial(group, make=make)
         read = partial(prepared, names, make)
         return await ItemBatch(common, items, read, settings, calls=calls, unit=what, waited=runtime.clock() - began).run()
 

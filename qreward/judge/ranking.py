@@ -249,6 +249,11 @@ class ResponseGroup:
         for first in range(0, self._size, 2):
             make(self._pair((first, min(first + 1, self._size - 1))))
 
+    def using(self, *_: object, make: Callable[..., ItemCalls]) -> ResponseGroup:
+        """Return this group, which was checked with its fields already, with the function that makes its calls."""
+        self._make = make
+        return self
+
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
         return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
 

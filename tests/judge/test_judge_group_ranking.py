@@ -162,6 +162,23 @@ async def test_what_cannot_be_ranked_is_refused_before_anything_is_sent() -> Non
     assert backend.sent == []
 
 
+async def test_a_single_group_is_checked_once_and_an_error_names_its_pairs() -> None:
+    shown: list[tuple[str, str]] = []
+
+    def pair_prompt(item: dict[str, Any]) -> list[dict[str, Any]]:
+        shown.append((item["first"], item["second"]))
+        return [{"role": "user", "content": f"Answer A:\n```\n{item['first']}\n```\n\nAnswer B:\n```\n{item['second']}\n"}]
+
+    async with judge_over(JudgeBackend(larger), pair_prompt=pair_prompt) as judge:
+        assert (await judge.rank(PROMPT, ["1", "2"])).order == (1, 0)
+    assert shown == [("1", "2"), ("2", "1")] * 2, "once to check the responses, and once to compare them"
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}]}]
+    async with judge_over(JudgeBackend(larger), endpoint(decisions="openai"), method="decide") as judge:
+        with pytest.raises(BadRequest, match=r"pair \(0, 1\): .* texts only") as caught:
+            await judge.rank(picture, ["1", "2"])
+    assert "group 0" not in str(caught.value)
+
+
 async def test_the_rounds_of_groups_interleave_and_results_come_in_the_order_of_the_input() -> None:
     async def script(sent: Sent) -> str:
         await asyncio.sleep(10 if "slow" in sent.text else 1)

@@ -203,6 +203,7 @@ def test_a_failure_is_what_was_chosen_for_it_and_a_reward_is_what_was_scored() -
     assert [reward_of(scored, on_failure, "raise") for on_failure in ("none", "raise", "default", -1.0)] == [0.0] * 4
 
 
+@pytest.mark.real_time
 async def test_rows_have_rubrics_of_their_own_and_a_wrong_one_is_the_failure_of_its_row() -> None:
     async with FakeFleet([FakeEndpoint("gpu-0", kind="vllm", decisions=True)]) as fleet:
         client = {"endpoints": [{"base_url": url, "kind": "vllm", "proxy": ""} for url in fleet.urls.values()]}
@@ -223,6 +224,7 @@ async def test_rows_have_rubrics_of_their_own_and_a_wrong_one_is_the_failure_of_
     close_all()
 
 
+@pytest.mark.real_time
 async def test_dollars_and_the_budget_of_a_judge_reach_the_metrics_and_a_spent_budget_is_a_failure() -> None:
     async with FakeFleet([FakeEndpoint("gpu-0", responder="judge")]) as fleet:
         client = {"endpoints": [{"base_url": url, "price": [1, 2], "proxy": ""} for url in fleet.urls.values()]}

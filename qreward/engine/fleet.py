@@ -158,7 +158,8 @@ class Fleet:
         """
         before = self.config
         if before != after:
-            self._set(after, adjusts=True)
+            self._set(after)
+            self._engine.apply(self._check_again)
         old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
         names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
         names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
@@ -213,18 +214,17 @@ class Fleet:
     def _change(self, **settings: Any) -> None:
         self._set(self.config.model_copy(update=settings))
 
-    def _set(self, config: ClientConfig, *, adjusts: bool = False) -> None:
-        """Replace the configuration. ``adjusts`` says whether policies, or settings of endpoints that stay, may change with it."""
+    def _set(self, config: ClientConfig) -> None:
         if (double := repeated(entry.name for entry in config.endpoints)) is None:
             found, over, lists = self._addresses.resolved(config.endpoints, config.routes)
             double = repeated(endpoint.name for endpoint in found)
         if double is not None:
             raise ConfigError(f"two endpoints are called {double!r}; give each its own name=")
         before, self.config, self._addresses.lists = self.config, config, lists
-        self._engine.apply(partial(self._replace, before=before, endpoints=found, routes=over, adjusts=adjusts))
+        self._engine.apply(partial(self._replace, before=before, endpoints=found, routes=over))
         self._release_connections()
 
-    def _replace(self, now: float, before: ClientConfig, endpoints: list[Endpoint], routes: Iterable[Route], adjusts: bool) -> None:
+    def _replace(self, now: float, before: ClientConfig, endpoints: list[Endpoint], routes: Iterable[Route]) -> None:
         scheduler, affinity = self._engine.scheduler, self.config.prefix_affinity
         scheduler.set_policies(before, self.config)
         if before.prefix_affinity != affinity:
@@ -239,10 +239,12 @@ class Fleet:
             models = [self._table.find(model) for model in sorted(pool.models)]
             serving = dict.fromkeys(source for other in models if other is not None for source in other.sources)
             scheduler.reroute(now, pool, list(serving), ExpectedFinish())
-        if adjusts:  # limits may have been raised, and time limits lowered
-            scheduler.check_attempts_again(now, self.sources())
-            for source in self._sources.values():
-                scheduler.changed(now, source)
+
+    def _check_again(self, now: float) -> None:
+        """Look at all sources, because limits may have been raised, and time limits lowered."""
+        self._engine.scheduler.check_attempts_again(now, self.sources())
+        for source in self._sources.values():
+            self._engine.scheduler.changed(now, source)
 
     def _source_for(self, endpoint: Endpoint, old: Source | None) -> Source:
         if old is not None and old.endpoint is endpoint:

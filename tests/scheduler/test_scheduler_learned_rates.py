@@ -1,8 +1,11 @@
-"""Servers with a limit that the client does not know, whose rejects carry a ``Retry-After``: how near a batch comes to the limit."""
+"""Servers with a limit that the client does not know, whose rejects carry a ``Retry-After``: how near a batch comes to the limit.
+
+``python tests/scheduler/test_scheduler_learned_rates.py`` prints the time of each batch in relation to what the limit allows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
 
@@ -66,32 +69,34 @@ def relative(items: int, bound: float, make: Callable[[], Server]) -> tuple[floa
     return sum(seconds) / len(seconds) / (bound + 0.6), sum(fleet.lost for fleet in fleets)
 
 
-def test_a_batch_uses_a_rate_limit_that_is_learned_from_rejects() -> None:
-    table: dict[str, tuple[int, float, Callable[[], Door], float]] = {
-        "40 a second, 40 at once, for 15 s": (640, 15.0, lambda: bucket(40, 40), 1.20),
-        "40 a second, 4 at once, for 15 s": (604, 15.0, lambda: bucket(40, 4), 2.2),
-        "40 a second, 4 at once, for 60 s": (2404, 60.0, lambda: bucket(40, 4), 1.45),
-        "40 a second, 4 at once, exact waits, for 60 s": (2404, 60.0, lambda: bucket(40, 4, exact=True), 1.4),
-        "2 a second, for 240 s": (482, 240.0, lambda: bucket(2, 2), 1.1),
-        "10 a second, 600 at once": (1200, 60.0, lambda: bucket(10, 600), 1.05),
-        "40 in any second, for 15 s": (600, 14.0, lambda: sliding(40, 1.0), 1.35),
-        "40 in any second, for 60 s": (2400, 59.0, lambda: sliding(40, 1.0), 1.15),
-        "100 in any ten seconds": (600, 50.0, lambda: sliding(100, 10.0), 1.3),
-        "40 in each second of the clock": (600, 14.0, lambda: by_the_clock(40, 1.0), 1.3),
-        "600 in each minute of the clock": (2400, 180.0, lambda: by_the_clock(600, 60.0), 1.12),
-    }
-    slow = {}
-    for name, (items, bound, door, most) in table.items():
+RATES: dict[str, tuple[int, float, Callable[[], Door], float]] = {
+    "40 a second, 40 at once, for 15 s": (640, 15.0, lambda: bucket(40, 40), 1.20),
+    "40 a second, 4 at once, for 15 s": (604, 15.0, lambda: bucket(40, 4), 2.2),
+    "40 a second, 4 at once, for 60 s": (2404, 60.0, lambda: bucket(40, 4), 1.45),
+    "40 a second, 4 at once, exact waits, for 60 s": (2404, 60.0, lambda: bucket(40, 4, exact=True), 1.4),
+    "2 a second, for 240 s": (482, 240.0, lambda: bucket(2, 2), 1.1),
+    "10 a second, 600 at once": (1200, 60.0, lambda: bucket(10, 600), 1.05),
+    "40 in any second, for 15 s": (600, 14.0, lambda: sliding(40, 1.0), 1.35),
+    "40 in any second, for 60 s": (2400, 59.0, lambda: sliding(40, 1.0), 1.15),
+    "100 in any ten seconds": (600, 50.0, lambda: sliding(100, 10.0), 1.3),
+    "40 in each second of the clock": (600, 14.0, lambda: by_the_clock(40, 1.0), 1.3),
+    "600 in each minute of the clock": (2400, 180.0, lambda: by_the_clock(600, 60.0), 1.12),
+}
+"""Items, seconds that the limit takes, the limit, and the most that a batch may take in relation to these seconds."""
+SLOTS = ((2, None, 1.06), (4, None, 1.06), (4, 1.0, 1.06), (16, 1.0, 1.06), (64, 1.0, 1.2), (8, 5.0, 1.12))
+"""Slots, hint, and the most that a batch of a minute may take, in relation to slots that are never free."""
+
+
+def with_rates() -> Iterator[tuple[str, float, float, int]]:
+    """Yield of each rate limit its name, the time of a batch, the most that it may be, and the lost items."""
+    for name, (items, bound, door, most) in RATES.items():
         took, lost = relative(items, bound, partial(limited, door))
-        if took > most or lost:
-            slow[name] = (round(took, 3), lost)
-    assert not slow
+        yield name, took, most, lost
 
 
-def test_a_batch_uses_the_slots_of_a_server_that_answers_what_it_rejects_with_retry_after() -> None:
-    """Slots, hint -> the most that a batch of a minute may take, in relation to slots that are never free."""
-    slow = {}
-    for slots, hint, most in ((2, None, 1.06), (4, None, 1.06), (4, 1.0, 1.06), (16, 1.0, 1.06), (64, 1.0, 1.2), (8, 5.0, 1.12)):
+def with_slots() -> Iterator[tuple[str, float, float, int]]:
+    """Yield the same of each server with slots."""
+    for slots, hint, most in SLOTS:
 
         def make(slots: int = slots, hint: float | None = hint) -> Server:
             server = Server(per_token=0.0015, cap=slots)
@@ -100,6 +105,17 @@ def test_a_batch_uses_the_slots_of_a_server_that_answers_what_it_rejects_with_re
             return server
 
         took, lost = relative(int(slots * 60 / 0.6), 60.0, make)
-        if took > most or lost:
-            slow[slots, hint] = (round(took, 3), lost)
-    assert not slow
+        yield f"{slots} slots, Retry-After {hint}", took, most, lost
+
+
+def test_a_batch_uses_a_rate_limit_that_is_learned_from_rejects() -> None:
+    assert [(name, round(took, 3), lost) for name, took, most, lost in with_rates() if took > most or lost] == []
+
+
+def test_a_batch_uses_the_slots_of_a_server_that_answers_what_it_rejects_with_retry_after() -> None:
+    assert [(name, round(took, 3), lost) for name, took, most, lost in with_slots() if took > most or lost] == []
+
+
+if __name__ == "__main__":
+    for name, took, _, lost in (*with_rates(), *with_slots()):
+        print(f"{took:.2f}  {name}" + (f", {lost} lost" if lost else ""))

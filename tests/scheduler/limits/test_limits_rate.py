@@ -144,8 +144,16 @@ def test_a_young_source_counts_the_wait_that_it_asked_for_but_one_request_a_minu
         assert pace.rate == pytest.approx(rate), requests
 
 
+def learned() -> tuple[LearnedRate, float]:
+    """Return a rate that was learned from ten requests a second, and the time at which it was learned."""
+    pace = LearnedRate()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    return pace, now
+
+
 def paced(pace: LearnedRate, start: float, seconds: float) -> float:
-    """Send as soon as the rate allows, and answer each request after a tenth of a second."""
+    """Send as soon as the rate allows, and answer each request after a hundredth of a second."""
     at = max(start, pace.ready_at)
     while at < start + seconds:
         pace.sent(at)
@@ -155,13 +163,11 @@ def paced(pace: LearnedRate, start: float, seconds: float) -> float:
 
 
 def test_a_rate_that_delays_requests_is_raised_after_the_wait_of_its_reject_the_raises_double_and_a_reject_takes_back_the_last() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 60, 10)
-    pace.hinted(now, 1.0)
-    learned = pace.rate
+    pace, now = learned()
+    rate = pace.rate
     pace.ok(now + 0.5)
     pace.hinted(now + 0.9, 1.0)
-    assert pace.rate == learned < inf, "rejects within a second count once"
+    assert pace.rate == rate < inf, "rejects within a second count once"
     for calm in (1.0, 2.0, 4.0):
         rates, times = [pace.rate], [now]
         while len(rates) < 7:
@@ -176,12 +182,10 @@ def test_a_rate_that_delays_requests_is_raised_after_the_wait_of_its_reject_the_
 
 
 def test_sends_at_a_learned_rate_are_spread_and_it_is_not_raised_while_it_delays_nothing() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 60, 10)
-    pace.hinted(now, 1.0)
-    learned = pace.rate
+    pace, now = learned()
+    rate = pace.rate
     pace.ok(now + 30.0)
-    assert pace.rate == learned
+    assert pace.rate == rate
     sent, at = 0, now
     while at < now + 60:
         at = max(at, pace.ready_at)
@@ -191,9 +195,7 @@ def test_sends_at_a_learned_rate_are_spread_and_it_is_not_raised_while_it_delays
 
 
 def test_a_reject_of_a_rate_that_was_not_raised_lowers_it() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 60, 10)
-    pace.hinted(now, 1.0)
+    pace, now = learned()
     now = busy(pace, now + 1.0, 15, 8)
     pace.hinted(now, 0.1)
     assert pace.rate == pytest.approx(SHARE * 8, rel=0.03)

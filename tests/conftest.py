@@ -9,7 +9,9 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from types import ModuleType
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -32,6 +34,7 @@ BENCHMARKS = TESTS.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # for its package ``fakes``
 SOCKETS = ("acceptance", "client", "codecs", "live", "server", "testing", "transport")
 """Folders whose tests use sockets, but for those marked ``virtual_time``."""
+SEED = int(os.environ.get("TEST_SEED", "0"))
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
@@ -47,6 +50,15 @@ def neutral_environment(monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         monkeypatch.delenv(name)
     if request.path.relative_to(TESTS).parts[0] in ("acceptance", "bulk", "examples"):
         monkeypatch.setenv("QREWARD_LIVE", "0")  # `qreward run` would show itself to the user
+
+
+@pytest.fixture(autouse=True)
+def repeatable_jitter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Clients draw the same random numbers in each run of a test. ``TEST_SEED`` chooses other ones; a failed test prints it."""
+    print(f"TEST_SEED={SEED}")
+    seed = SEED + crc32(request.node.nodeid.encode())
+    monkeypatch.setattr("qreward.runtime.Random", lambda: Random(seed))
+    monkeypatch.setattr("qreward.functions.function.Random", lambda: Random(seed))
 
 
 @pytest.fixture

@@ -141,6 +141,8 @@ class FailurePolicy:
             source.health.eject(now, QUOTA_AWAY)
             return in_service
         if not (rule.hurts_health or (failure.misconfigured and not source.is_last())):
+            if rule.charged:  # so that the retry goes elsewhere
+                task.failures = (*task.failures, (source, now))
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
             is_new = not task.failures and attempt.sent_at >= task.pool.answered_at

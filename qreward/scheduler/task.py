@@ -95,7 +95,7 @@ class Task:
     tries: int = 0  # failed attempts that were charged to it
     overdue: int = 0  # how many of its attempts exceeded their time limit; a higher number raises the limit of the next attempt
     suspected: int = 0  # how often one of its attempts was suspected to hang
-    failures: tuple[tuple[Source, float], ...] = ()  # (source, time) of each failure that the task itself may have caused
+    failures: tuple[tuple[Source, float], ...] = ()  # (source, time) of each failure that a server or this machine caused, not a connection
     unfit: tuple[Source, ...] = ()  # sources that can never serve it
     refusals: int = 0  # how many of them refused its content
     prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply

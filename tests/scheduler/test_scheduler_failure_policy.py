@@ -228,6 +228,19 @@ def test_a_failure_of_the_clients_own_machine_is_charged_wherever_the_task_is() 
     assert task.tries == 1
 
 
+def test_a_retry_goes_elsewhere_also_after_a_failure_that_is_not_the_fault_of_its_source() -> None:
+    for kind, how in ((K.LOCAL, {}), (K.TRANSIENT, {"hurts_health": False})):
+        driver = Driver({"a": 1, "b": 1})
+        task, other = driver.submit(), driver.submit()
+        failed, busy = live(task).source, live(other).source
+        driver.wait(0.02)
+        driver.fail(live(task), kind, **how)
+        driver.wait(0.4)
+        assert task.attempt is None, f"{failed.name} is free, but not expected to answer first"
+        driver.ok(live(other), after=0.0)
+        assert awaited(driver, task).source is busy
+
+
 def test_a_failure_after_the_timeout_changes_no_trail_but_counts_against_its_source() -> None:
     driver = Driver({"a": 9})
     driver.wait(120.0)

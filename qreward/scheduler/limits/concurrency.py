@@ -225,7 +225,9 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._clean += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
-        if sent_at >= self._since:
+        if self._since == inf:  # what fills an idle server is answered sooner than what follows
+            self._since, self._answers, self._seconds, self._tokens = now, 0, 0.0, 0.0
+        elif sent_at >= self._since:
             self._answers += 1
             self._seconds += now - sent_at
             self._tokens += tokens or 1.0
@@ -271,6 +273,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self.limit < self._start:
             self.reason = "back: starting again"
             self._begin(now, inflight)
+        self._since = inf
 
     def _try_more(self, now: float) -> None:
         waited = now - self._mark

@@ -273,7 +273,8 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self.limit < self._start:
             self.reason = "back: starting again"
             self._begin(now, inflight)
-        self._since = inf
+        else:
+            self._starting, self._last, self._since = False, None, inf
 
     def _try_more(self, now: float) -> None:
         waited = now - self._mark

@@ -199,7 +199,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
-        self._used = 0.0  # base of the last whole round (while capped, the highest one), or what was served at once; 0 after a rejected try
+        self._used = 0.0  # what can be used: what was served at once, the base of the last whole round, or the limit before a rejected try
         self._begin(0.0, 0)
 
     def _begin(self, now: float, inflight: int) -> None:
@@ -220,10 +220,14 @@ class AdaptiveLimit(ConcurrencyLimit):
             rejects = self._rejects
             rejects.usual -= rejects.usual / REMEMBERED
             rejects.seconds += (now - sent_at - rejects.seconds) / REMEMBERED
+            if inflight >= self._used:
+                self._used = inflight + 1.0
         self._clean += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
-        if sent_at >= self._since:
+        if self._since == inf:  # what fills an idle server is answered sooner than what follows
+            self._since, self._answers, self._seconds, self._tokens = now, 0, 0.0, 0.0
+        elif sent_at >= self._since:
             self._answers += 1
             self._seconds += now - sent_at
             self._tokens += tokens or 1.0
@@ -244,7 +248,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             return Reject.AWAY
         self._patience = min(PATIENCE, 2 * self._patience if tried else FEW * others)
         if tried:
-            self._used = 0.0
+            self._used = float(self._floor)
         base = float(min(self.limit, others))
         give = base * SPARE
         if (self._step or self._clean) and (give > 1 or not tried):  # only for the first of several rejects in a row
@@ -269,6 +273,8 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self.limit < self._start:
             self.reason = "back: starting again"
             self._begin(now, inflight)
+        else:
+            self._starting, self._last, self._since = False, None, inf
 
     def _try_more(self, now: float) -> None:
         waited = now - self._mark
@@ -296,8 +302,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self._peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
             if not self._starting:  # else the limit would double after each pause
                 self._last = None
-            if not self._capped:  # but what was served at once can be served again
-                self._used = max(self._used, float(self._peak))
         else:
             here, last = (log(self.limit), log(max(1e-9, self._seconds / self._tokens))), self._last
             self._last = here

@@ -13,10 +13,11 @@ W3  A reject sets the limit to the number of requests that are still served, les
 W4  When 100 answers have come after a reject, or four for each slot if that is less, raise the limit by one slot as a try. Double the step
     after each try that succeeds. A reject of a try takes it back, and doubles the number of answers before the next try (up to 100), unless
     as many rejects are usual here.
-W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used for a whole round, or
-    to what was served at once below it, if the present limit is more than a tenth lower. This is a try as in W4: a reject of a request that
-    is sent within a second takes it back. If a reject finds no other request in flight, the source is away, not full: start again as in W1,
-    but not below that highest value.
+W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used: for a whole round, or
+    between two rows of rejects, or what was served at once below it, if the present limit is more than a tenth lower. This is a try as in
+    W4: a reject of a request that is sent within a second takes it back, and the value is then the limit before the try. If a reject finds
+    no other request in flight, the source is away, not full: start again as in W1, but not below that highest value. After an outage, the
+    limit is measured anew.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
         self._blame_until = 0.0  # a reject before this time, or of a request sent before it, is attributed to the last try
-        self._used = 0.0  # what can be used: what was served at once, the base of the last whole round, or the limit before a rejected try
+        self._used = 0.0  # the value of W5
         self._begin(0.0, 0)
 
     def _begin(self, now: float, inflight: int) -> None:
@@ -220,8 +221,6 @@ class AdaptiveLimit(ConcurrencyLimit):
             rejects = self._rejects
             rejects.usual -= rejects.usual / REMEMBERED
             rejects.seconds += (now - sent_at - rejects.seconds) / REMEMBERED
-            if inflight >= self._used:
-                self._used = inflight + 1.0
         self._clean += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
@@ -249,6 +248,8 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._patience = min(PATIENCE, 2 * self._patience if tried else FEW * others)
         if tried:
             self._used = float(self._floor)
+        elif self._capped and sent_at > self._mark:  # a new row of rejects; so many were served after the last one
+            self._used = max(self._used, float(self.limit))
         base = float(min(self.limit, others))
         give = base * SPARE
         if (self._step or self._clean) and (give > 1 or not tried):  # only for the first of several rejects in a row
@@ -302,6 +303,8 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self._peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
             if not self._starting:  # else the limit would double after each pause
                 self._last = None
+            if not self._capped:  # but what was served at once can be served again
+                self._used = max(self._used, float(self._peak))
         else:
             here, last = (log(self.limit), log(max(1e-9, self._seconds / self._tokens))), self._last
             self._last = here

@@ -31,7 +31,7 @@ from qreward.judge.reward_model import RewardModelScorer
 from qreward.judge.types import Scorer, Verdict, check_finite
 from qreward.progress import ProgressMeter
 from qreward.records import AttemptRecord
-from qreward.results import EndpointStats, Result, Usage, dollars
+from qreward.results import EndpointStats, Result, Usage, dollars, merged_stats
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
@@ -179,7 +179,7 @@ class ScorerBatch:
         _SCORING_FOR.set(self)
         while await self._peek() is not None and not self._bulk.has_ended(self):
             batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
-            self._bulk.scored.append(batch.stats.endpoints)
+            self._bulk.scored = merged_stats([self._bulk.scored, batch.stats.endpoints])
             if self._is_built_in and self.queue.given_up:
                 for line in self._entries.values():  # these were not sent
                     self._bulk.drop(self, line)
@@ -245,7 +245,7 @@ class LineRun:
         self._settled = asyncio.Event()  # set when a reservation is settled
         self._meter: ProgressMeter | None = None
         self.tallies = Tallies()  # of all lines without a scorer
-        self.scored: list[Mapping[str, EndpointStats]] = []  # the statistics of a scorer
+        self.scored: Mapping[str, EndpointStats] = {}  # the statistics of all batches of a scorer
         self._sent = self._sent_again = 0
         self._batches: dict[Any, Any] = {}  # by pool and model, None for the scorer, the class of provider batches
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -245,7 +245,7 @@ class BulkRun(LineRun):
 
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal, prices = self._journal, self.runtime.prices
-        endpoints = merged_stats([self.tallies.stats(), *self.scored])
+        endpoints = merged_stats([self.tallies.stats(), self.scored])
         prompt, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in ("prompt_tokens", "cached_tokens"))
         cost = (self.budget.spent - journal.spent_before).cost
         if self._scorer is not None:

@@ -360,6 +360,7 @@ class JudgeCall(NamedTuple):
     Attributes:
         key: a digest of everything on which the answer depends.
         reasks: how often it may be sent again.
+        unread: number of answers to it that could not be read.
         limits: the raised limits of tokens; empty if an answer was cut off, and they cannot be raised; None if none was cut off.
         parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
     """
@@ -374,6 +375,7 @@ class JudgeCall(NamedTuple):
     limits: Limits | None = None
     parts: tuple[ModelReply, ...] = ()
     rest: tuple[Any, ...] = ()
+    unread: int = 0
 
 
 def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
@@ -418,7 +420,8 @@ def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: 
     if isinstance(question, DecidedQuestion):
         lost = InvalidResponse(f"model {question.model!r} gave no verdict: {reason}", model=question.model)
         return Step(lost if call.parts else _about(call, lost), reply, record)  # the last part may not be about the criterion in ``reason``
-    times = "" if call.reasks == question.reasks else f" in {question.reasks - call.reasks + 1} answers"
+    call = call._replace(unread=call.unread + 1)
+    times = "" if call.unread == 1 else f" in {call.unread} answers"
     text = one_line(reply.refusal or reply.text)
     shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
     message = f"no verdict could be read from model {question.model!r}{times}: {reason}; {shown}"

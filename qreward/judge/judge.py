@@ -369,7 +369,12 @@ class Judge(Closing):
         A judge that does not own its client can be used again.
         """
         if self._cache is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._cache.close)
+            try:
+                closing = asyncio.get_running_loop().run_in_executor(None, self._cache.close)
+            except RuntimeError:  # the process is ending, and no thread can be started
+                self._cache.close()
+            else:
+                await closing
         if self._given["owns_client"]:
             await self._client.aclose()
 

@@ -64,7 +64,7 @@ class Telemetry:
         content_length: maximum number of characters of one text that are recorded.
 
     Raises:
-        ConfigError: ``capture_content`` is not True, False or None.
+        ConfigError: an argument has the wrong type, or ``content_length`` is negative.
 
     Example:
         >>> from opentelemetry.trace import NoOpTracerProvider
@@ -83,15 +83,28 @@ class Telemetry:
         capture_content: bool | None = None,
         content_length: int = 4096,
     ) -> None:
-        self.tracer_provider, self.meter_provider = tracer_provider, meter_provider
-        self.provider, self.providers = provider, dict(providers or {})
-        self.propagate = propagate
         if capture_content is None:
             capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in ("span_only", "span_and_event")
-        if not isinstance(capture_content, bool):
-            raise ConfigError(f"telemetry: capture_content must be True or False, not {shown(capture_content)}")
-        self.capture_content = capture_content
-        self.content_length = content_length
+        names = providers or {}
+        checks = {
+            "tracer_provider": (tracer_provider, tracer_provider is None or hasattr(tracer_provider, "get_tracer"), "a TracerProvider"),
+            "meter_provider": (meter_provider, meter_provider is None or hasattr(meter_provider, "get_meter"), "a MeterProvider"),
+            "provider": (provider, isinstance(provider, str), "a string"),
+            "providers": (
+                providers,
+                isinstance(names, Mapping) and all(isinstance(each, str) for pair in names.items() for each in pair),
+                "a mapping of endpoint names to strings",
+            ),
+            "propagate": (propagate, isinstance(propagate, bool), "True or False"),
+            "capture_content": (capture_content, isinstance(capture_content, bool), "True or False"),
+            "content_length": (content_length, type(content_length) is int and content_length >= 0, "a whole number of at least 0"),
+        }
+        for name, (value, is_right, kind) in checks.items():
+            if not is_right:
+                raise ConfigError(f"telemetry: {name} must be {kind}, not {shown(value)}")
+        self.tracer_provider, self.meter_provider = tracer_provider, meter_provider
+        self.provider, self.providers = provider, dict(names)
+        self.propagate, self.capture_content, self.content_length = propagate, capture_content, content_length
 
     @cached_property
     def tracer(self) -> Tracer:

@@ -48,7 +48,8 @@ class HttpxTransport(HttpTransport):
         """Refuse further requests. The user's client stays open."""
         self._closed = True
         if self._owned:
-            await self._client.aclose()
+            with contextlib.suppress(RuntimeError):  # the event loop of its connections is closed; the garbage collector closes them
+                await self._client.aclose()
 
 
 class HttpxStream(ByteStream):

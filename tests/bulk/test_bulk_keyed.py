@@ -179,6 +179,9 @@ async def test_a_cascade_has_results_for_the_rows_of_each_call(tmp_path: Path) -
         for name in "ab":
             results = await run.results([{"prompt": name, "response": f"answer {number}"} for number in range(10)])
             assert [each.ok for each in results] == [True] * 10
+        assert [(name, stats.answered) for name, stats in run.scored.items()] == [("a", 40)], (
+            "the memory of a run does not grow with its calls"
+        )
 
 
 async def test_many_bad_rows_among_good_ones_fail_alone(tmp_path: Path) -> None:

@@ -121,6 +121,14 @@ async def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chose
     assert chosen["reward_extra_info"]["judge_ok"] == 0.0
 
 
+async def test_the_manager_does_not_compare_the_text_of_its_settings_for_each_sample(
+    scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = manager_of(verl_config())
+    monkeypatch.setattr(sys.modules["qreward.integrations.trainers.rewarder"], "json", None)
+    assert (await manager.run_single(Data([sequence("0.5", raw_prompt="2 + 2?")])))["reward_score"] == 0.5
+
+
 async def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(scorer: FakeScorer) -> None:
     judge = {"model": "j", "prompt": "{prompt} {response} {depth} {uid} {tool}"}
     columns: dict[str, Any] = {"extra_info": {"depth": 3}, "tool_extra_fields": {"tool": "calculator"}, "uid": "u1", "raw_prompt": "?"}

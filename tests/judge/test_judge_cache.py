@@ -288,6 +288,15 @@ async def main():
         await Judge(client, model=MODEL, cache=sys.argv[1]).score("q", "a")
 asyncio.run(main())
 """
+CLOSED_AT_EXIT = """
+import atexit, sys
+from qreward import SyncQRewardClient
+from qreward.judge import SyncJudge
+client = SyncQRewardClient(["http://gpu-0.example/v1"])
+judge = SyncJudge(client, model="m", cache=sys.argv[1])
+atexit.register(client.close)
+atexit.register(judge.close)
+"""
 WRITER = """
 import asyncio, sys
 from qreward.judge.cache import Cache, CacheEntry
@@ -314,6 +323,11 @@ def test_a_judge_that_is_not_closed_writes_at_the_end_of_the_process_and_says_no
     done = process(UNCLOSED, tmp_path / "cache")
     assert (*done.communicate(), done.returncode) == ("", "", 0)
     assert execute(tmp_path / "cache", "SELECT count(*) FROM answers") == [(1,)]
+
+
+def test_a_blocking_judge_can_be_closed_by_an_exit_handler_of_the_program(tmp_path: Path) -> None:
+    done = process(CLOSED_AT_EXIT, tmp_path / "cache")
+    assert (*done.communicate(), done.returncode) == ("", "", 0)
 
 
 def whole(path: Path, name: str, count: int) -> int:

@@ -58,3 +58,12 @@ def test_a_call_whose_format_was_rejected_is_made_again_in_the_next_one() -> Non
     call = call_of()
     assert evaluate(call, refused("response_format is not supported").error, SCHEMA).again is not None
     assert call.question.request(call).params["response_format"] == {"type": "json_object"}
+
+
+def test_a_message_counts_the_answers_that_could_not_be_read_in_all_formats() -> None:
+    empty = evaluate(call_of(reasks=1), said(""), SCHEMA)
+    assert empty.again is not None
+    first = evaluate(empty.again, said("no verdict"), "json_object")
+    assert first.again is not None
+    last = evaluate(first.again, said("no verdict"), "json_object")
+    assert [f"in {number} answers" in str(step.value) for number, step in ((2, first), (3, last))] == [True, True]

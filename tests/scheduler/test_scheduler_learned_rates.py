@@ -83,8 +83,12 @@ RATES: dict[str, tuple[int, float, Callable[[], Door], float]] = {
     "600 in each minute of the clock": (2400, 180.0, lambda: by_the_clock(600, 60.0), 1.12),
 }
 """Items, seconds that the limit takes, the limit, and the most that a batch may take in relation to these seconds."""
-SLOTS = ((2, None, 1.06), (4, None, 1.06), (4, 1.0, 1.06), (16, 1.0, 1.06), (64, 1.0, 1.2), (8, 5.0, 1.12))
-"""Slots, hint, and the most that a batch of a minute may take, in relation to slots that are never free."""
+SLOTS = (
+    (2, None, 0.0, 1.06), (4, None, 0.0, 1.06), (4, 1.0, 0.0, 1.06), (16, 1.0, 0.0, 1.06), (64, 1.0, 0.0, 1.2), (8, 5.0, 0.0, 1.12),
+    (4, 1.0, 0.1, 2.1), (8, 1.0, 0.1, 1.5), (16, 1.0, 0.1, 1.4),
+)  # fmt: skip
+"""Slots, hint, share of the requests that are rejected at random, and the most that a batch of a minute may take, in relation to slots that
+are never free."""
 
 
 def with_rates() -> Iterator[tuple[str, float, float, int]]:
@@ -96,16 +100,10 @@ def with_rates() -> Iterator[tuple[str, float, float, int]]:
 
 def with_slots() -> Iterator[tuple[str, float, float, int]]:
     """Yield the same of each server with slots."""
-    for slots, hint, most in SLOTS:
-
-        def make(slots: int = slots, hint: float | None = hint) -> Server:
-            server = Server(per_token=0.0015, cap=slots)
-            if hint is not None:
-                server.wait_at = lambda _: hint if server.active >= slots else 0.0
-            return server
-
+    for slots, hint, share, most in SLOTS:
+        make = partial(Server, per_token=0.0015, cap=slots, hint=hint, rejects=share)
         took, lost = relative(int(slots * 60 / 0.6), 60.0, make)
-        yield f"{slots} slots, Retry-After {hint}", took, most, lost
+        yield f"{slots} slots, Retry-After {hint}, {share:.0%} rejected at random", took, most, lost
 
 
 def test_a_batch_uses_a_rate_limit_that_is_learned_from_rejects() -> None:

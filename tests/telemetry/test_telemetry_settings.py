@@ -51,9 +51,18 @@ def test_telemetry_may_be_a_field_of_the_settings_of_a_program() -> None:
 
 
 def test_a_setting_that_is_none_of_its_values_is_refused() -> None:
-    for words in ("all", "no_content"):
-        with pytest.raises(ConfigError, match="telemetry"):
-            Telemetry(capture_content=words)  # type: ignore[arg-type]
+    wrong: dict[str, tuple[Any, ...]] = {
+        "capture_content": ("all", "no_content", 1),
+        "tracer_provider": (NoOpMeterProvider(), "otlp"),
+        "meter_provider": (NoOpTracerProvider(), True),
+        "provider": (None, 3),
+        "providers": ("vllm", ["vllm"], {"a": 1}, {1: "vllm"}),
+        "propagate": (None, "no"),
+        "content_length": (None, "4096", 4096.0, True, -1),
+    }
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        with pytest.raises(ConfigError, match=f"telemetry: {name} must be .*, not "):
+            Telemetry(**{name: value})
     for telemetry, observers in ((True, ()), (NoOpTracerProvider(), ()), (None, "mine"), (None, 1)):
         with pytest.raises(ConfigError, match=r"telemetry|observers"):
             QRewardClient(["http://a.example/v1"], telemetry=telemetry, observers=observers)  # type: ignore[arg-type]

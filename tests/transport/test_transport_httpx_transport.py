@@ -56,6 +56,17 @@ async def test_respx_sees_the_request_and_gives_the_answer_and_says_what_it_does
         assert "not mocked" in str(outcome.error)
 
 
+async def test_connections_of_an_event_loop_that_is_closed_are_released_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def close(_: httpx.AsyncHTTPTransport) -> None:
+        raise RuntimeError("Event loop is closed")  # from asyncio, which cannot close a connection without its event loop
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "aclose", close)
+    transport = HttpxTransport(Endpoint(URL))
+    await transport.aclose()
+    with pytest.raises(TransportError, match="closed"):
+        await transport.post("/chat/completions", b"{}")
+
+
 @PACKAGES
 async def test_a_mock_transport_works_alone_and_in_a_client_and_neither_is_ever_closed(
     package: Any, monkeypatch: pytest.MonkeyPatch

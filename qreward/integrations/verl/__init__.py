@@ -11,7 +11,7 @@ from typing import Any
 
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, closest
-from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
 from qreward.integrations.trainers.texts import plain
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint
@@ -62,7 +62,7 @@ async def compute_score(
     """
     row = _row(data_source, solution_str, ground_truth, extra_info)
     try:
-        return (await score_rows(ADAPTER, [row], source_of(kwargs)))[0]
+        return (await score_rows(ADAPTER, ADAPTER.rewarder(source_of(kwargs), load), [row]))[0]
     except Exception as error:
         manager = getattr(sys.modules.get(LIMITED), "RateLimitedRewardManager", None)
         if getattr(manager, "_class_initialized", False) and LIMITED not in _WARNED:
@@ -91,7 +91,7 @@ def compute_scores(
     if len({*lengths.values()}) > 1:
         raise ValueError(f"the lists of compute_scores differ in length: {lengths}; pass one value for each sample in each list")
     rows = [*map(_row, *columns.values())]
-    return portal().call(score_rows, _GROUPS, rows, source_of(kwargs))
+    return portal().call(score_rows, _GROUPS, _GROUPS.rewarder(source_of(kwargs), load), rows)
 
 
 def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -99,10 +99,7 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
     return {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
 
 
-async def score_rows(
-    adapter: Adapter, rows: Sequence[Mapping[str, Any]], source: Mapping[str, Any], step: int | None = None
-) -> list[dict[str, Any]]:
-    made = adapter.rewarder(source, load)
+async def score_rows(adapter: Adapter, made: Rewarder, rows: Sequence[Mapping[str, Any]], step: int | None = None) -> list[dict[str, Any]]:
     return [result_of(each, made.config) for each in await adapter.score(made, rows, step=step)]
 
 

@@ -46,8 +46,8 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
             )
         given = {**(function.get("reward_kwargs") or {}), ROUTER: reward_router_address}
         served_by_sglang = reward_router_address and config.reward.reward_model.rollout.name == "sglang"
-        self._source = source_of(given, "sglang" if served_by_sglang else "vllm")
-        self.settings = _ADAPTER.rewarder(self._source, load).config  # a wrong setting fails here, not at the first sample
+        self.settings = load(source_of(given, "sglang" if served_by_sglang else "vllm"))
+        _ADAPTER.rewarder(self.settings)  # a wrong setting fails here, not at the first sample
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last sequence of a sample, and return the score and the whole result."""
@@ -60,7 +60,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
         row["ground_truth"] = truth.get("ground_truth") if isinstance(truth, Mapping) else None
         row["solution_str"] = await asyncio.to_thread(self._decode, item.batch)
         step = (getattr(data, "meta_info", None) or {}).get("global_steps")
-        (result,) = await score_rows(_ADAPTER, [row], self._source, step)
+        (result,) = await score_rows(_ADAPTER, _ADAPTER.rewarder(self.settings), [row], step)
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     def _decode(self, batch: Any) -> str:

@@ -190,6 +190,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.reason = "start"
         self.crowded_until = -inf  # the limit does not grow before this time, because requests wait inside the server
         self._round_limit = self._peak = 0
+        self._since = 0.0  # send time from which answers count for the round; inf after an outage until the next answer
         self._last: tuple[float, float] | None = None  # logarithms of limit and seconds per token of the last round, if comparable
         self._xy = self._xx = 0.0  # decayed sums over the differences of consecutive rounds
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base

@@ -12,8 +12,8 @@ wait until its cost is paid off.
 ``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). If the hint is
 longer than a second, the second such reject counts, because the first lowers the concurrency limit, which may be enough. Then it allows the
 rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. Without rejects
-the rate is raised again and again, by more each time. A reject takes back the last raise. If stray rejects continue under the limit, no
-rate limit causes them, and the limit ends.
+the rate is raised again and again, by more each time. A reject takes back the last raise. If rejects continue although no raise succeeds,
+no rate limit causes them, and the limit ends.
 
 ``HeaderRateLimit`` follows the rate limit headers of the server, so that requests slow down before the first reject.
 The headers of a response advertise the ``remaining`` amount of a limit, and the seconds (``reset``) until all of it is available again. A
@@ -142,8 +142,10 @@ FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 CALM, NEXT = 20.0, 5.0
 """Most seconds without a reject before the first raise (``CALM``) and between two raises (``NEXT``). After a rate was learned, both are the
 wait of its reject, at least ``SHORT``, because that is what a wrong raise costs. They double each time that a raise is taken back."""
-STRAYS, CUT = 3, 0.9
-"""A stray reject that follows no raise multiplies the rate by ``CUT``. After ``STRAYS`` of them in a row, the next one ends the limit."""
+UNRAISED, CUT = 3, 0.9
+"""A stray reject that follows no raise multiplies the rate by ``CUT``. After ``UNRAISED`` rejects that follow no raise, stray or not, and
+without a raise that succeeded in between, the next one ends the limit. When only stray ones counted, and each raise began the count anew, a
+server of 8 slots that also rejected a tenth of its requests at random was held at a tenth of its speed for minutes."""
 SHORT = 1.0
 """Seconds. After the first reject that asks for a longer wait, only the concurrency limit is lowered. It may have been the cause, and a
 rate that is learned from the first second of a batch and a wait of five would hold a server at a ninth of its speed for a minute. Limits
@@ -164,7 +166,7 @@ class LearnedRate(Gcra):
         self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
         self._calm = CALM  # seconds without a reject before the first raise
-        self._strays = 0  # stray rejects in a row that followed no raise
+        self._unraised = 0  # rejects that followed no raise, since a raise succeeded
 
     def sent(self, now: float) -> None:
         second = int(now)
@@ -180,9 +182,11 @@ class LearnedRate(Gcra):
         self._answered = True
         calm = min(NEXT, self._calm) if self._raised else self._calm
         if self.rate != inf and now - self._changed > calm and self.ready_at >= now:  # a limit that delays nothing is not tested
+            if self._raised:  # the last raise was right
+                self._unraised = 0
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
             self.rate *= 1 + self._raised
-            self._changed, self._strays = now, 0
+            self._changed = now
 
     def rejected(self, sent_at: float) -> None:
         if int(sent_at) in self._accepted:
@@ -209,12 +213,11 @@ class LearnedRate(Gcra):
         elif self._raised:
             self.rate = max(min(seen, self.rate), self.rate / (1 + self._raised))
             self._calm = min(CALM, 2 * self._calm)
-        elif not stray:
-            self.rate, self._strays = min(seen, self.rate), 0
-        elif self._strays < STRAYS:
-            self.rate, self._strays = CUT * self.rate, self._strays + 1
+        elif self._unraised < UNRAISED:
+            self.rate, self._unraised = CUT * self.rate if stray else min(seen, self.rate), self._unraised + 1
         else:
-            self.rate, self._arrival, self._strays = inf, -inf, 0
+            self.rate, self._arrival, self._unraised = inf, -inf, 0
+            self._accepted, self._began = {}, now
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, False
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.limits.rate import BURST, CUT, FIRST_RAISE, MINUTE, SHARE, SPACED, STRAYS, Gcra, LearnedRate, MinuteLimit
+from qreward.scheduler.limits.rate import BURST, CUT, FIRST_RAISE, MINUTE, SHARE, SPACED, UNRAISED, Gcra, LearnedRate, MinuteLimit
 
 rates = st.floats(0.01, 1000)
 bursts = st.sampled_from([0.0, BURST, 1.0, 60.0])
@@ -214,7 +214,7 @@ def test_stray_rejects_start_no_limit_and_end_one_that_does_not_stop_them() -> N
     now += 10.0
     pace.hinted(now, 20.0, stray=True)
     assert pace.rate == learned < inf, "it delayed nothing, so it was not the cause"
-    for number in range(1, STRAYS + 1):
+    for number in range(1, UNRAISED + 1):
         now = paced(pace, now, 2.0)
         pace.hinted(now, 1.0, stray=True)
         assert pace.rate == pytest.approx(CUT**number * learned)

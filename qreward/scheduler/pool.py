@@ -6,7 +6,8 @@ waits in the queue of the pool, from which the sources that get a free slot take
 A slow source takes no new task if faster sources will have answered all that waits sooner (``Pool.patience``). The rule is earliest
 completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The length of an answer is not known
 beforehand, so the rule is applied twice. A typical answer of the source must end before the faster sources have answered all that is left.
-A long answer (see ``stats.LONG``) of a batch may take ``MARGIN`` times as long as one there.
+A long answer (see ``stats.LONG``) of a batch may take ``MARGIN`` times as long as one there. Equal sources are compared in the same way: a
+concurrency limit that is far above what a source serves at once must not gather calls in its queue while the others have none.
 
 While it held for items of batches only, ten steps of 24 calls at a server with room for four requests of 0.2 s beside one of 2.4 s took
 104 s; now they take 15 s (``tests/scheduler/test_scheduler_ordinary.py``).
@@ -202,8 +203,7 @@ class Pool:
         self.queue = queue
         self.common = CommonService()
         self.compare_at = -inf  # when the sources are next compared, as to which of them leave tasks to faster ones
-        self._faster: dict[Source, float] = {}  # source -> requests per second that the faster ones take
-        self._fastest: Source | None = None  # the one that is expected to need the fewest seconds without load
+        self._others: dict[Source, tuple[float, Source]] = {}  # source -> rate and best of the others
         self._long = 0.0  # tokens of a long answer
         self._loops = False  # single tasks come one by one as others are answered, so what waits never ends
         self._counted = (0, 0)  # ended tasks and renewals when that was last decided
@@ -324,17 +324,17 @@ class Pool:
     def patience(self, now: float, source: Source, more: int = 0) -> float:
         """Return the seconds for which a task must have waited before a source takes it, if it was never sent; 0 if any task may be taken.
 
-        A source that leaves tasks to faster ones takes a single task that has waited for as long as its answer would have taken: the faster
-        ones are late. ``more`` tasks are about to wait.
+        A source that leaves tasks to others takes a single task that has waited for as long as its answer would have taken: the others
+        are late. ``more`` tasks are about to wait.
         """
         if len(self.sources) == 1 or not self.balancer.by_speed:
             return 0.0
         if now >= self.compare_at:
             self.compare_at = now + max(REFRESH, min(SHARE * self._compare(now), LONGEST))
-        rate, fastest = self._faster.get(source), self._fastest
         single = more or self.queue.waiting
-        if rate is None or fastest is None or (single and self._loops):
+        if (others := self._others.get(source)) is None or (single and self._loops):
             return 0.0
+        rate, fastest = others
         elsewhere = sum(other.queue.waiting for other in fastest.pools if other is not self)
         rest = (self.queue.left() + more + elsewhere) / rate
         seconds, long = source.answers_in(now, self), self._long
@@ -346,7 +346,7 @@ class Pool:
     def _compare(self, now: float) -> float:
         """Compare the sources. Returns the seconds until all items are taken; 0 if many items are left or too little is known."""
         self.common.count(now)
-        self._faster.clear()
+        self._others.clear()
         ended, renewals = self.ended - self._counted[0], self.renewals - self._counted[1]
         if ended >= DECIDED:
             self._loops, self._counted = renewals > LOOPS * ended, (self.ended, self.renewals)
@@ -356,14 +356,20 @@ class Pool:
             return 0.0
         known = [source for source in self.sources if source.service.recent() and source.health.is_back and source.available_soon(now)]
         rate = least = 0.0
+        equal: list[Source] = []
         for expected, source in sorted([(self.common.expected(now, each.service), each) for each in known], key=itemgetter(0)):
             if rate and expected > SWAY * least and left / rate < BUSY * expected:
-                self._faster[source] = rate
+                self._others[source] = rate, equal[0]
             if not source.latency.mean:  # others have answered what was sent to it
                 continue
-            if not rate:
-                self._fastest, least = source, expected
+            least = least or expected
+            if expected <= SWAY * least:
+                equal.append(source)
             rate += source.rate()
+        if len(equal) > 1 and left / rate < BUSY * least:  # one of them may have room for more than it serves at once
+            best, second = nsmallest(2, equal, key=lambda each: each.answers_in(now, self))
+            for source in equal:
+                self._others[source] = rate - source.rate(), second if source is best else best
         return left / rate if rate else 0.0
 
     def __repr__(self) -> str:

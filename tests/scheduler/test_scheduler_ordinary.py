@@ -287,6 +287,13 @@ def test_calls_that_are_made_together_wait_for_a_fast_server_that_will_answer_th
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
+def test_steps_of_more_calls_than_slots_do_not_gather_at_the_equal_server_with_the_highest_limit() -> None:
+    """All slots in use: 19 s. When a server took calls that the others would have answered sooner: 40 to 52 s."""
+    servers = [Server(base=0.3, per_token=0.005, slots=16)] * 16
+    cases: Cases = {"steps": (servers, lambda fleet: fleet.steps([EQUAL] * 6144, each=1024), 37.0)}
+    assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
+
+
 def test_workers_that_make_the_next_call_when_one_is_answered_use_a_slow_server_too() -> None:
     """What waits never ends. When calls waited for the fast server as in a step: 87 s."""
     slots = [Server(base=2.4), Server(base=0.2, cap=4)]

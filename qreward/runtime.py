@@ -46,7 +46,7 @@ Batch = TypeVar("Batch", bound=BatchWaiter)
 
 
 class Runtime:
-    """Holds the engine, the endpoints and the settings of one client."""
+    """Holds the engine, the endpoints and the settings of one client. ``given``: options of a call, see ``options.arguments_of``."""
 
     def __init__(
         self,

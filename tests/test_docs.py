@@ -30,6 +30,7 @@ from qreward.settings import policies
 from qreward.settings.client import ClientConfig, load_config
 
 ROOT = Path(__file__).parents[1]
+TOPS = ("qreward", "tests", "benchmarks", "docs", "examples")
 HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}
 PAGES = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") or part in HIDDEN for part in path.relative_to(ROOT).parts)
@@ -164,6 +165,17 @@ def test_links_lead_somewhere_in_the_repository_and_python_compiles_and_is_run_o
     assert [(page, block) for page, _, block in python if not compiles(block)] == []
     on_site = [each for each in python if each[0].startswith(("docs/", "README.md"))]
     assert [(page, block) for page, above, block in on_site if not MARK.fullmatch(above)] == []
+
+
+def test_the_modules_that_pages_for_contributors_name_exist() -> None:
+    """A path may begin in the middle, as in ``scheduler/pool.py``. In the table of the tree, modules also follow their package."""
+    tree, pages = section((ROOT / "CONTRIBUTING.md").read_text(), "The tree"), [ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/design/*.md")]
+    named = {name for page in pages for name in re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", page.read_text())} - {"dist/"}
+    rows = re.findall(r"^\|.*?\| (`(\w+/)` .*?) \|", tree, re.MULTILINE)
+    named |= {f"{package}{name}.py" for cell, package in rows for name in re.findall(r"`(\w+)`", cell)}
+    there = [f"/{path.relative_to(ROOT)}{'/' if path.is_dir() else ''}" for top in TOPS for path in (ROOT / top).rglob("*")]
+    assert len(named) > 100
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in [*there, *(f"/{top}/" for top in TOPS)])] == []
 
 
 def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:

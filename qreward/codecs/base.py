@@ -18,7 +18,7 @@ names. A ``ListCodec`` reserves further names."""
 
 
 class WireRequest(msgspec.Struct, eq=False):
-    """Holds one request of a caller, before an endpoint is chosen for the request."""
+    """Holds the content of one request, before an endpoint is chosen for it: the ``call`` of codecs and backends, the payload of a task."""
 
     codec: Codec
     model: str

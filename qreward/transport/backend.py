@@ -51,7 +51,7 @@ class HttpBackend:
                 if isinstance(call.codec, DecisionCodec):
                     return await _decided(call.codec, connection, endpoint, call)
                 call = bound(call, endpoint)
-            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)  # without another coroutine
+            return connection.outcome_of(await connection.transport.post(*connection.encoded(call)), call)  # as ``attempt``, faster
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -180,7 +180,7 @@ PASSING = frozenset({408, 425, 429})
 
 
 class EndpointConnection:
-    """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets. It opens no socket by itself."""
+    """Holds what a backend keeps for an endpoint: transport, names of models, secrets, what its answers have shown. It opens no socket."""
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
         self.endpoint = endpoint  # this reference keeps the object alive, so that no other object gets the same id

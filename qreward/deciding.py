@@ -182,10 +182,10 @@ class DecisionBatch(BatchWaiter):
     def _late(self, why: str) -> QRewardError:
         return RequestTimeout(f"no answer within the timeout of {self.deadline:g} s; {why}") if self._is_call else super()._late(why)
 
-    def _put(self, index: int, payload: WireRequest) -> None:
+    def _queue_item(self, index: int, payload: WireRequest) -> None:
         calls = divided(payload, self._most())
         if len(calls) == 1:
-            super()._put(index, payload)
+            super()._queue_item(index, payload)
             return
         feed = self._feed
         for task in self._tasks(index, 0, calls, self._request_options.timeout):
@@ -208,7 +208,7 @@ class DecisionBatch(BatchWaiter):
         self._live.pop(task, None)
         result = result_of(task, outcome, source, seconds)
         if result.error is None or not self._send_again(task, result):
-            self._end_task(task, result, outcome.value if isinstance(outcome, Answer) else None)
+            self._end_task(task, result, outcome.response if isinstance(outcome, Answer) else None)
         self._end_if_done()
 
     def _send_again(self, task: Task, result: Result[Any]) -> bool:
@@ -219,7 +219,7 @@ class DecisionBatch(BatchWaiter):
         calls = smaller(task.payload, result.error, result.attempts, self._most())
         if not calls:
             return False
-        self._tallies.add(result)
+        self.tallies.add(result)
         item = self._divided.setdefault(task.index, DividedItem())
         item.failed += result.attempts
         place = item.places.pop(task, 0)
@@ -228,7 +228,7 @@ class DecisionBatch(BatchWaiter):
         return True
 
     def _end_task(self, task: Task, result: Result[Any], reply: DecisionReply | None = None) -> None:
-        self._tallies.add(result)
+        self.tallies.add(result)
         if (item := self._divided.get(task.index)) is not None:
             item.ended.append((item.places.pop(task), task.payload, result, reply or cast("QRewardError", result.error)))
             if item.places:

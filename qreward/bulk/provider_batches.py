@@ -419,7 +419,7 @@ class ProviderBatches:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
             name = batch.api.name
-            result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
+            result: Result[Any] = Result(0, outcome.response, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
             self._bulk.tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
             text = {"id": found.id, "custom_id": line.custom_id, "response": found.response, "error": None}

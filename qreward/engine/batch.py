@@ -69,7 +69,7 @@ class BatchWaiter(Waiter):
         prepare: see ``Prepare``.
         request_options: options of each item.
         settings: how the results are collected.
-        calls: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
+        tasks_per_item: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
         size: number of items, if ``items`` does not know it.
 
     Attributes:
@@ -80,7 +80,7 @@ class BatchWaiter(Waiter):
     """
 
     _numbers = count(1)
-    _is_one_request = True  # an item is one request; otherwise a subclass adds the requests of an item to ``_tallies``
+    _is_one_request = True  # an item is one request; otherwise a subclass adds the requests of an item to ``tallies``
     _items_at_once = MOST_AT_ONCE  # items that are taken before ``_room`` is asked again; 1 if an item may need several tasks
     _unit = "items"
 
@@ -92,7 +92,7 @@ class BatchWaiter(Waiter):
         prepare: Prepare,
         request_options: RequestOptions,
         settings: ResultSettings,
-        calls: Mapping[Pool, int | None] | None = None,
+        tasks_per_item: Mapping[Pool, int | None] | None = None,
         size: int | None = None,
     ) -> None:
         self.driver, self.number, self.began = driver, next(self._numbers), driver.engine.clock()
@@ -106,15 +106,15 @@ class BatchWaiter(Waiter):
         self._items: Any = aiter(items) if self._is_async else iter(items)  # type: ignore[arg-type]
         self._count = self._ok = self._failed = 0  # items that were read; results without and with an error
         self._results: list[Result[Any] | None] = []
-        self._feeds: dict[Pool, BatchFeed] = {}
+        self.feeds: dict[Pool, BatchFeed] = {}
         level, timeout, _, tenant, *_ = request_options
-        for each, sent in (calls or {pool: 1}).items():
+        for each, sent in (tasks_per_item or {pool: 1}).items():
             left = None if self._size is None or sent is None else self._size * sent
-            self._feeds[each] = BatchFeed(each, level, self, self.began, tenant, timeout, left=left)
-        self._feed = self._feeds[pool]
+            self.feeds[each] = BatchFeed(each, level, self, self.began, tenant, timeout, left=left)
+        self._feed = self.feeds[pool]
         self._live: dict[Any, None] = {}  # tasks without an outcome; in a subclass, items without a result
         self._ending = False  # items that were not read are being failed with an error
-        self._tallies = Tallies()
+        self.tallies = Tallies()
         self._error: BaseException | None = None
         self._reader: asyncio.Task[None] | None = None  # reads an asynchronous input
         self._done = driver.loop.create_future()
@@ -134,7 +134,7 @@ class BatchWaiter(Waiter):
         if driver.engine.closed:  # since the batch was made, for example while the dialect of decisions was found
             raise ClientClosed("the client is closed; make a new one")
         self._fill_until = clock() + FILL
-        for feed in self._feeds.values():
+        for feed in self.feeds.values():
             if feed is not self._feed:
                 driver.locked(driver.engine.scheduler.attend, feed)
         if self.deadline is not None:
@@ -169,7 +169,7 @@ class BatchWaiter(Waiter):
     def _result(self) -> BatchResult[Any]:
         """Return the results of all items, or raise the error that ended the batch."""
         seconds = self.driver.engine.clock() - self.began
-        stats = BatchStats(self._count, self._ok, self._failed, seconds, self._tallies.stats())
+        stats = BatchStats(self._count, self._ok, self._failed, seconds, self.tallies.stats())
         batch = BatchResult(list(filter(None, self._results)), stats)
         if self._prices:
             batch.priced(self._prices)
@@ -282,7 +282,7 @@ class BatchWaiter(Waiter):
         """Close the feeds, and return the tasks that waited in them."""
         left: list[Task] = []
         with self.driver.engine.lock:
-            for feed in self._feeds.values():
+            for feed in self.feeds.values():
                 left += self.driver.engine.scheduler.close_feed(feed)
         return left
 
@@ -358,7 +358,7 @@ class BatchWaiter(Waiter):
         self._end_trying(self._feed)
         self._end_if_done()
 
-    def _hand_out(self) -> None:
+    def _refill_feeds(self) -> None:
         """Hand over the tasks that were read."""
         self.driver.refill(self._feed)
 
@@ -368,7 +368,7 @@ class BatchWaiter(Waiter):
             if feed.ended:  # by the deadline, or by an error of ``on_result``
                 break
             self._add(item)
-            self._hand_out()
+            self._refill_feeds()
             if not self._count % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
                 await asyncio.sleep(0)
             while self._room() <= 0:
@@ -389,9 +389,9 @@ class BatchWaiter(Waiter):
         except Exception as error:  # may come from the item's own code, such as a message object that cannot be read
             self._settle(Result(index, None, as_ours(error, f"item {index}", "read"), None, 0.0, 0.0))
             return
-        self._put(index, payload)
+        self._queue_item(index, payload)
 
-    def _put(self, index: int, payload: Any) -> None:
+    def _queue_item(self, index: int, payload: Any) -> None:
         """Append the task of an item to the feed."""
         task = self._request_options.task(payload, self._pool, self, index)
         self._live[task] = None
@@ -414,7 +414,7 @@ class BatchWaiter(Waiter):
         else:
             self._failed += 1
         if self._is_one_request:
-            self._tallies.add(result)
+            self.tallies.add(result)
         if self._progress is not None and not self._call(self._progress.add, result):
             self._progress = None
         if self._keep:
@@ -433,7 +433,7 @@ class BatchWaiter(Waiter):
     def _end_if_done(self) -> None:
         if not self._feed.ended or self._ending:
             return
-        for feed in self._feeds.values():
+        for feed in self.feeds.values():
             if not feed.ended:
                 feed.ended = True
                 self._end_trying(feed)

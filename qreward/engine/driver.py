@@ -533,7 +533,7 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
     trail = () if task.trail is None else tuple(task.trail)
     if isinstance(outcome, Answer):
         assert source is not None
-        return Result(task.index, outcome.value, None, source.name, seconds, queued, trail)
+        return Result(task.index, outcome.response, None, source.name, seconds, queued, trail)
     endpoint = trail[-1].endpoint if trail else None
     return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
 

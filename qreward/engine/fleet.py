@@ -35,7 +35,7 @@ from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.instrumentation import LOG
 from qreward.engine.prefix_finder import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint, did_you_mean
-from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, ConfiguredLimit
 from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit, MinuteLimit
 from qreward.scheduler.pool import BALANCERS, ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
@@ -348,7 +348,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
     """Return a concurrency limit under another configured limit. An adaptive limit starts anew if only the old one restricted it."""
     if not isinstance(window, AdaptiveLimit):
-        return FixedLimit(most)
+        return ConfiguredLimit(most)
     fresh = AdaptiveLimit(rng, most)
     if window.limit >= WINDOW_RESTRICTED * window.most and fresh.limit > window.limit:
         fresh.changes = window.changes

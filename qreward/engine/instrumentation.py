@@ -131,7 +131,7 @@ async def within(span: AbstractContextManager[object], work: Awaitable[T]) -> T:
 
 
 def type_of(attempt: Attempt) -> AttemptType:
-    return "hedge" if attempt.hedge else "original" if attempt.number == 1 else "retry"
+    return "hedge" if attempt.is_copy else "original" if attempt.number == 1 else "retry"
 
 
 def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:

@@ -179,7 +179,7 @@ class ScheduledFunction(Function):
             raise
         if type(outcome) is Answer:
             self._report(call, "ok", None)
-            return outcome.value
+            return outcome.response
         value = self._default_or_raise(call, outcome, args, kwargs)
         return await value if inspect.isawaitable(value) else value
 
@@ -194,7 +194,7 @@ class ScheduledFunction(Function):
         if type(outcome) is not Answer:
             return self._finished(self._default_or_raise(call, outcome, args, kwargs), "default_result of ")
         try:
-            value = self._finished(outcome.value)
+            value = self._finished(outcome.response)
         except ConfigError as error:
             self._report(call, "failed", error)
             raise

@@ -37,7 +37,7 @@ MOST_TOKENS = 16_384
 LIMITS = ("max_tokens", "max_completion_tokens")
 BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "budget_tokens")
 """The limit of tokens for thinking: Gemini and Qwen, vLLM, llama.cpp, Anthropic. It may be inside other parameters."""
-Limits = tuple[tuple[str, int], ...]
+TokenLimits = tuple[tuple[str, int], ...]
 """Names and values of limits of tokens."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
@@ -131,7 +131,7 @@ class WrittenQuestion:
         model: str,
         parser: VerdictParser,
         config: JudgeConfig,
-        form: AnswerFormat,
+        answer_format: AnswerFormat,
         about: Criterion | Rubric | None = None,
         *,
         told: bool = True,
@@ -139,7 +139,7 @@ class WrittenQuestion:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._again = (parser.instruction if told or parser.form is not JSON else "") or "Answer in the form that was asked for."
         self.reasks, self._parser = config.reasks, parser
-        self.form = form if parser.form is JSON else AnswerFormat(FORMATS[-1])
+        self.answer_format = answer_format if parser.form is JSON else AnswerFormat(FORMATS[-1])
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self.criteria = (about,) if isinstance(about, Criterion) else ()
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
@@ -163,19 +163,19 @@ class WrittenQuestion:
 
     def request(self, call: JudgeCall) -> WireRequest:
         """Return the request of a call, in the response format that the servers of the model accept now. Each sample has its own seed."""
-        params = self._params[self.form.name]
+        params = self._params[self.answer_format.name]
         if self._seed is not None:
             params = {**params, "seed": self._seed + call.sample}
-        if call.limits:
-            params = {**params, **self._with_thinking(call.limits)}
+        if call.token_limits:
+            params = {**params, **self._with_thinking(call.token_limits)}
         return WireRequest(JUDGE, self.model, call.inputs, params, self._headers, call.group)
 
-    def _with_thinking(self, limits: Limits) -> dict[str, int]:
+    def _with_thinking(self, limits: TokenLimits) -> dict[str, int]:
         """Return raised limits as they are sent: an answer fits after all the thinking that is allowed."""
         usual = self._limits
         return {name: max(usual.get(name, 0), min(max(most, self._thinking + most // 2), MOST_TOKENS)) for name, most in limits}
 
-    def raised(self, limits: Limits | None, had: int | None) -> Limits:
+    def raised(self, limits: TokenLimits | None, had: int | None) -> TokenLimits:
         """Return twice the limits of a call whose answer was cut off after ``had`` tokens; empty if they cannot be raised."""
         now = dict(limits or ())
         if limits is None:
@@ -184,25 +184,25 @@ class WrittenQuestion:
         more = tuple((name, 2 * most) for name, most in now.items())
         return more if self._with_thinking(more) != (now if limits is None else self._with_thinking(limits)) else ()
 
-    def fall_back(self, form: str, error: QRewardError, reply: ModelReply | None = None) -> bool:
+    def fall_back(self, sent_as: str, error: QRewardError, reply: ModelReply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again in the next one."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not is_whole(reply.ending)
         is_rejected = isinstance(error, BadRequest) and error.status_code in (400, 422)
         reason = str(error).partition(f" for model {self.model!r}: ")[2]  # the text before it has names that could match
-        is_refused = (not said and form not in self.form.written) or (is_rejected and _ABOUT_FORM.search(reason or str(error)))
-        if not self.form.is_auto or form == FORMATS[-1] or not is_refused:
+        is_refused = (not said and sent_as not in self.answer_format.written) or (is_rejected and _ABOUT_FORM.search(reason or str(error)))
+        if not self.answer_format.is_auto or sent_as == FORMATS[-1] or not is_refused:
             return False
-        if self.form.name == form:  # otherwise another request has already changed it
-            self.form.name = FORMATS[FORMATS.index(self.form.name) + 1]
+        if self.answer_format.name == sent_as:  # otherwise another request has already changed it
+            self.answer_format.name = FORMATS[FORMATS.index(self.answer_format.name) + 1]
         return True
 
     def parse(self, answer: Any) -> ModelReply:
         """Return the reply, in which an ending that the settings accept counts as ``stop``."""
         reply = parse_reply(answer)
         if reply.text.strip():
-            self.form.written.add(self.form.name)
-        if reply.ending == LENGTH and not self.form.was_cut:
-            self.form.was_cut = True
+            self.answer_format.written.add(self.answer_format.name)
+        if reply.ending == LENGTH and not self.answer_format.was_cut:
+            self.answer_format.was_cut = True
             begun = bool(reply.text.strip())
             LOG.warning(
                 "an answer of the judge %r was cut off at its token limit%s, so it is not read; it is asked for again with more "
@@ -273,7 +273,7 @@ class DecidedQuestion:
 
     reasks = 0  # the same questions would have the same answers
     words = ""
-    form = AnswerFormat("none")
+    answer_format = AnswerFormat("none")
 
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: DecisionCodec) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
@@ -361,7 +361,7 @@ class JudgeCall(NamedTuple):
         key: a digest of everything on which the answer depends.
         reasks: how often it may be sent again.
         unread: number of answers to it that could not be read.
-        limits: the raised limits of tokens; empty if an answer was cut off, and they cannot be raised; None if none was cut off.
+        token_limits: the raised limits of tokens; empty if an answer was cut off, and they cannot be raised; None if none was cut off.
         parts, rest: of a request that was divided, the answers to parts of it, and the inputs of the parts that are still to be sent.
     """
 
@@ -372,16 +372,16 @@ class JudgeCall(NamedTuple):
     swapped: bool
     reasks: int
     group: object = None
-    limits: Limits | None = None
+    token_limits: TokenLimits | None = None
     parts: tuple[ModelReply, ...] = ()
     rest: tuple[Any, ...] = ()
     unread: int = 0
 
 
-def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
-    """Return what follows from an answer or error. ``form`` is the response format in which the request was made."""
+def evaluate(call: JudgeCall, answer: Any, sent_as: str) -> Step:
+    """Return what follows from an answer or error. ``sent_as`` is the response format in which the request was made."""
     if isinstance(answer, QRewardError):
-        return _failed(call, answer, form)
+        return _failed(call, answer, sent_as)
     question = call.question
     reply = question.parse(answer)
     if call.rest:
@@ -391,7 +391,7 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
     try:
         return Step(question.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
-        return _unread(call, reply, unreadable.reason, answer, form)
+        return _unread(call, reply, unreadable.reason, answer, sent_as)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {question.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=question.model)
@@ -399,8 +399,8 @@ def evaluate(call: JudgeCall, answer: Any, form: str) -> Step:
         return Step(_about(call, error), reply)
 
 
-def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
-    if isinstance(call.question, WrittenQuestion) and call.question.fall_back(form, error):
+def _failed(call: JudgeCall, error: QRewardError, sent_as: str) -> Step:
+    if isinstance(call.question, WrittenQuestion) and call.question.fall_back(sent_as, error):
         return Step(error, again=call)
     inputs = call.inputs
     if isinstance(inputs, DecisionInput) and isinstance(error, BadRequest) and error.status_code is None:
@@ -409,12 +409,12 @@ def _failed(call: JudgeCall, error: QRewardError, form: str) -> Step:
         if half:
             rest = (inputs._replace(questions=questions[half:]), *call.rest)
             return Step(error, again=call._replace(inputs=inputs._replace(questions=questions[:half]), rest=rest))
-    if call.limits and isinstance(error, BadRequest):  # the server rejects the raised limit
-        return Step(error, again=call._replace(limits=()))
+    if call.token_limits and isinstance(error, BadRequest):  # the server rejects the raised limit
+        return Step(error, again=call._replace(token_limits=()))
     return Step(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: str) -> Step:
+def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, sent_as: str) -> Step:
     question, usage, is_cut = call.question, answer.usage, reply.ending == LENGTH
     record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     if isinstance(question, DecidedQuestion):
@@ -426,13 +426,13 @@ def _unread(call: JudgeCall, reply: ModelReply, reason: str, answer: Any, form: 
     shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
     message = f"no verdict could be read from model {question.model!r}{times}: {reason}; {shown}"
     error = _about(call, InvalidResponse(message, model=question.model))
-    if question.fall_back(form, error, reply):
+    if question.fall_back(sent_as, error, reply):
         return Step(error, reply, record, call)
-    limits = question.raised(call.limits, None if usage is None else usage.completion_tokens) if is_cut else call.limits
-    if call.reasks <= 0 or (is_cut and call.limits is not None and not limits):
+    limits = question.raised(call.token_limits, None if usage is None else usage.completion_tokens) if is_cut else call.token_limits
+    if call.reasks <= 0 or (is_cut and call.token_limits is not None and not limits):
         return Step(error, reply, record)
     inputs = question.repeated(call.inputs, reply, reason)
-    return Step(error, reply, record, call._replace(inputs=inputs, reasks=call.reasks - 1, limits=limits))
+    return Step(error, reply, record, call._replace(inputs=inputs, reasks=call.reasks - 1, token_limits=limits))
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

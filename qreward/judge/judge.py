@@ -19,12 +19,12 @@ from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
 from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.config import Budget, JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.loop import Calling, Invalid, ItemBatch, Running, Spending
+from qreward.judge.loop import CallContext, Invalid, ItemBatch, Running, Spending
 from qreward.judge.parsing import NAMED, ScoreVerdict, VerdictParser
 from qreward.judge.parsing.forms import Answer, forms_of
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import GROUP_NAMES, Ranking, ResponseGroup, Responses, budget_of
-from qreward.judge.requests import PAIR_NAMES, POINT_NAMES, Limits, RequestBuilder, prepared
+from qreward.judge.requests import PAIR_NAMES, POINT_NAMES, QuestionLimits, RequestBuilder, prepared
 from qreward.judge.rubric import Rubric
 from qreward.judge.types import Closing, Comparison, Item, Pair, Verdict
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, check_batch_options, request_options
@@ -386,7 +386,7 @@ class Judge(Closing):
         return f"<Judge {', '.join(self._config.model)}>"
 
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
-        born, common = runtime_of(self._client).clock(), self._calling(options)
+        born, common = runtime_of(self._client).clock(), self._call_context(options)
         limits = self._requests.written if self._config.method == "write" else await self._limits(common, common.options.timeout)
         return await self._requests.item(fields, limits=limits, pairs=pairs).judged(common, born)
 
@@ -400,7 +400,7 @@ class Judge(Closing):
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime, what = runtime_of(self._client), "items" if group is None else "groups"
-        began, items, common = runtime.clock(), batch_items(what, items), self._calling(options)
+        began, items, common = runtime.clock(), batch_items(what, items), self._call_context(options)
         settings = runtime.result_settings(options, next(iter(common.pools.values())), items, ", ".join(self._config.model))
         limits = self._requests.written if self._config.method == "write" else await self._limits(common, settings.deadline)
         make: Callable[..., Any] = partial(self._requests.item, limits=limits, pairs=pairs, strict=False)
@@ -410,9 +410,9 @@ class Judge(Closing):
             names, calls = GROUP_NAMES, dict.fromkeys(common.pools.values())
             make = partial(group, make=make)
         read = partial(prepared, names, make)
-        return await ItemBatch(common, items, read, settings, calls=calls, unit=what, waited=runtime.clock() - began).run()
+        return await ItemBatch(common, items, read, settings, tasks_per_item=calls, unit=what, waited=runtime.clock() - began).run()
 
-    async def _limits(self, common: Calling, timeout: float | None) -> Limits:
+    async def _limits(self, common: CallContext, timeout: float | None) -> QuestionLimits:
         """Return the limits of requests for decisions. First, the dialects of the servers are found, in at most ``timeout`` seconds."""
         dialects, pools = runtime_of(self._client).dialects, common.pools
         auto, works = self._config.method == "auto", dialects.works
@@ -420,11 +420,11 @@ class Judge(Closing):
         await asyncio.gather(*(dialects.find(common.driver, pools[model], model, timeout, works=auto) for model in asked))
         return tuple(0 if auto and works.get(model) is False else dialects.most_at(pool, model) for model, pool in pools.items())
 
-    def _calling(self, options: Mapping[str, Any]) -> Calling:
+    def _call_context(self, options: Mapping[str, Any]) -> CallContext:
         runtime = runtime_of(self._client)
         pools = dict(zip(self._config.model, map(runtime.fleet.pool, self._config.model), strict=True))
         request_options = runtime.request_options({**options, "hedge": self._hedge})
-        return Calling(runtime.engine.driver(), self._running, self._calibrator, self._spending, self._cache, request_options, pools)
+        return CallContext(runtime.engine.driver(), self._running, self._calibrator, self._spending, self._cache, request_options, pools)
 
 
 class SyncJudge(BlockingTwin[Judge]):

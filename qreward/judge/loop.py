@@ -97,7 +97,7 @@ class Spending:
         return BudgetExceeded(why)
 
 
-class Calling(NamedTuple):
+class CallContext(NamedTuple):
     """What all items of one call of a judge's method have in common. ``batch`` is None outside of batches."""
 
     driver: LoopDriver
@@ -120,7 +120,7 @@ class Invalid(NamedTuple):
 class CallTask(Task):
     """Sends one call of an item once. ``earlier`` has the attempts of the tasks that sent it before."""
 
-    __slots__ = ("call", "earlier", "form", "item", "place")
+    __slots__ = ("call", "earlier", "format_name", "item", "place")
 
     def __init__(self, item: ItemCalls, place: int, call: JudgeCall, timeout: float | None, earlier: tuple[AttemptRecord, ...]) -> None:
         common, question = item.common, call.question
@@ -128,7 +128,7 @@ class CallTask(Task):
         # in a batch, the waiter is the batch, which hands the outcome to the item
         super().__init__(question.request(call), pool, options.level, timeout, common.batch or item, 0, options.tenant)
         self.item, self.place, self.call, self.earlier = item, place, call, earlier
-        self.form, self.hedge, self.prefix = question.form.name, options.hedge, pool.find_prefix(self.payload)
+        self.format_name, self.hedge, self.prefix = question.answer_format.name, options.hedge, pool.find_prefix(self.payload)
         item.tasks[place] = self
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - the source does not matter
@@ -142,8 +142,8 @@ class CallTask(Task):
             item.driver.later(lambda: item.receive(self.place, error))
             return False
         question = self.call.question
-        if self.form != question.form.name:
-            self.form, self.payload = question.form.name, question.request(self.call)
+        if self.format_name != question.answer_format.name:
+            self.format_name, self.payload = question.answer_format.name, question.request(self.call)
         if item.begun is None:
             item.queued, item.begun = now - self.born, now
         return True
@@ -159,7 +159,7 @@ class ItemCalls(Waiter):
     """
 
     execute = None
-    common: Calling
+    common: CallContext
     key: Hashable
 
     def __init__(self, calls: Sequence[JudgeCall], decide: Decide, result: Callable[..., Any], extra: Mapping[str, Any] | None) -> None:
@@ -179,7 +179,7 @@ class ItemCalls(Waiter):
         self.answered: AttemptRecord | None = None
         self.begun: float | None = None  # when its first request was sent
 
-    async def judged(self, common: Calling, born: float) -> Any:
+    async def judged(self, common: CallContext, born: float) -> Any:
         """Judge an item outside of batches, and return what the caller receives. ``born`` is when its timeout began. Raises its error."""
         timeout = common.options.timeout
         if common.cache is not None:
@@ -198,7 +198,7 @@ class ItemCalls(Waiter):
             raise result
         return result
 
-    def begin(self, common: Calling, until: float = inf) -> None:
+    def begin(self, common: CallContext, until: float = inf) -> None:
         """Send the calls without an outcome, or wait with an equal item whose calls are in flight."""
         if self.done:  # the batch has ended while the cache was read
             return
@@ -284,11 +284,11 @@ class ItemCalls(Waiter):
             return
         del self.tasks[place]
         trail, answered = tuple(task.trail or ()), None if source is None else source.name
-        answer, usage = (outcome.value, outcome.value.usage) if isinstance(outcome, Answer) else (outcome, None)
+        answer, usage = (outcome.response, outcome.response.usage) if isinstance(outcome, Answer) else (outcome, None)
         with self.driver.engine.lock:
             paid = common.spending.paid(usage, answered, trail)
         endpoint = trail[-1].endpoint if trail and answered is None else answered
-        step = evaluate(call, answer, task.form)
+        step = evaluate(call, answer, task.format_name)
         if (reply := step.reply) is not None:
             if reply.fingerprint not in common.calibrator.weights:
                 common.calibrator.note(reply.fingerprint)
@@ -391,7 +391,7 @@ class ItemBatch(BatchWaiter):
 
     Args:
         prepare: makes the calls of an item, a ``ResponseGroup``, or ``Invalid``.
-        calls: pool -> number of calls for an item, which are fewer if items share them; None if it is not known.
+        tasks_per_item: pool -> number of calls for an item, which are fewer if items share them; None if it is not known.
         unit, waited: what an item is called, and the seconds of the deadline that have passed.
     """
 
@@ -400,52 +400,52 @@ class ItemBatch(BatchWaiter):
 
     def __init__(
         self,
-        common: Calling,
+        common: CallContext,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Callable[[Any], Any],
         settings: ResultSettings,
         *,
-        calls: Mapping[Pool, int | None],
+        tasks_per_item: Mapping[Pool, int | None],
         unit: str,
         waited: float,
     ) -> None:
         options, size = common.options, size_of(items)
         if common.cache is not None and unit == "items":
             items, prepare = with_votes(items, prepare, common.cache), lambda item: item
-        super().__init__(common.driver, next(iter(calls)), items, prepare, options, settings, calls, size)
+        super().__init__(common.driver, next(iter(tasks_per_item)), items, prepare, options, settings, tasks_per_item, size)
         self.common, self._is_stopping = common._replace(running={}, batch=self), False
         self._stop_error: Callable[[], QRewardError] | None = None
-        several = sum(filter(None, calls.values())) != 1
+        several = sum(filter(None, tasks_per_item.values())) != 1
         self.execute = self._send_timed if several and options.timeout is not None else None
         self.began -= waited
-        self._unit, self.tallies, self.feeds = unit, self._tallies, self._feeds
+        self._unit = unit
 
     def _is_trying(self) -> bool:
         return False  # ``ItemCalls`` decides for each call, because the calls of an item may have different feeds
 
     def _take(self, feed: BatchFeed) -> bool:
         """Take items, each of which may have requests for several pools. Nothing is read while the queue of a pool is full."""
-        if len(self._feeds) == 1:
+        if len(self.feeds) == 1:
             return super()._take(feed)
         if self._feed.ended or self._room() > 0:
             if not super()._take(self._feed) and self._feed.ahead():
                 return False
-            self._hand_out(but=feed)
+            self._refill_feeds(but=feed)
             return feed.ahead() > 0 or feed.make_error is not None
         return feed.ahead() > 0
 
     def _room(self) -> int:
         """Return the number of items that may be read now: the shortest queue counts, while no queue is too long."""
-        waiting = [each.ahead() for each in self._feeds.values()]
-        return max(each.read_ahead for each in self._feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
+        waiting = [each.ahead() for each in self.feeds.values()]
+        return max(each.read_ahead for each in self.feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
-    def _hand_out(self, but: BatchFeed | None = None) -> None:
+    def _refill_feeds(self, but: BatchFeed | None = None) -> None:
         """Hand over the tasks that were read for the feeds, except for one feed."""
-        for feed in self._feeds.values():
+        for feed in self.feeds.values():
             if feed is not but and (feed.incoming or (self._is_async and feed is self._feed)):
                 self.driver.refill(feed)
 
-    def _put(self, index: int, payload: Any) -> None:
+    def _queue_item(self, index: int, payload: Any) -> None:
         if isinstance(payload, Invalid):
             error = as_ours(payload.error, f"{self._unit[:-1]} {index}", "judged")
             self._settle(Result(index, None, error, None, 0.0, 0.0, (), payload.extra))
@@ -483,7 +483,7 @@ class ItemBatch(BatchWaiter):
             await fill(items, self.common.cache)
         for item in items:
             item.begin(self.common)
-        self._hand_out()
+        self._refill_feeds()
         return [await item.ended for item in items if item.ended is not None]
 
     async def _send_timed(self, attempt: Attempt) -> Outcome:

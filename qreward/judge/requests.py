@@ -108,7 +108,7 @@ MOST_RUBRICS = 1024
 """Number of rubrics of items, in all their spellings, whose requests are kept."""
 _ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
 
-Limits = tuple[int, ...]
+QuestionLimits = tuple[int, ...]
 """For each model, the largest number of questions in a request for decisions; 0 for a model that answers in writing."""
 
 
@@ -131,9 +131,9 @@ class RequestBuilder:
         self._prompt: Callable[..., ItemPrompt] = cache(partial(ItemPrompt, config, given))
         usual = config.rubric or (_ANY if config.rubric_column else None)  # the rubric of an item that has none of its own
         self._usual: Callable[..., ItemQuestions] = cache(partial(self._make, usual))
-        self._of_rubric: dict[tuple[Limits, bool, str | bytes], ItemQuestions] = {}  # by a rubric as an item has it, or as settings
-        self.written: Limits = (0,) * len(config.model)
-        self.checked: Limits = self.written if config.method == "write" else (1,) * len(config.model)  # without asking the servers
+        self._of_rubric: dict[tuple[QuestionLimits, bool, str | bytes], ItemQuestions] = {}  # by a rubric as an item has it, or as settings
+        self.written: QuestionLimits = (0,) * len(config.model)
+        self.checked: QuestionLimits = self.written if config.method == "write" else (1,) * len(config.model)  # without asking the servers
         is_one = config.method != "write" and not config.has_criteria
         if is_one and given["score"] is not None:
             raise ConfigError("score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'")
@@ -148,7 +148,7 @@ class RequestBuilder:
         if given["pair_prompt"] is not None:
             self._usual(self.written, pairs=True)  # so that an invalid pair_prompt raises now
 
-    def counts(self, pools: Iterable[Pool], limits: Limits, *, pairs: bool) -> dict[Pool, int | None]:
+    def counts(self, pools: Iterable[Pool], limits: QuestionLimits, *, pairs: bool) -> dict[Pool, int | None]:
         """Return the number of calls for an item by the pools of the models; None if items have rubrics of their own."""
         counts: dict[Pool, int | None] = {}
         for pool, (_, questions) in zip(pools, self._usual(limits, pairs=pairs).models, strict=True):
@@ -157,7 +157,7 @@ class RequestBuilder:
         return counts
 
     def item(
-        self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, limits: Limits, pairs: bool, strict: bool = True
+        self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, limits: QuestionLimits, pairs: bool, strict: bool = True
     ) -> ItemCalls:
         """Make the calls for an item. ``strict`` refuses fields that no template names."""
         column = self._config.rubric_column
@@ -194,7 +194,7 @@ class RequestBuilder:
         preference: Preference = "first" if decided.score > 0.5 else "second" if decided.score < 0.5 else "tie"
         return Comparison(preference, decided.score, decided.votes, usage, cached, decided.confidence)
 
-    def _of_item(self, fields: Mapping[str, Any], column: str, limits: Limits, *, pairs: bool) -> ItemQuestions:
+    def _of_item(self, fields: Mapping[str, Any], column: str, limits: QuestionLimits, *, pairs: bool) -> ItemQuestions:
         """Return what an item is asked, by the rubric in its field."""
         value: Any = fields.get(column)
         if self._config.rubric is not None and prompts.is_absent("reference", value):  # which holds for a blank text too
@@ -218,7 +218,7 @@ class RequestBuilder:
             self._of_rubric[limits, pairs, key] = self._of_rubric[limits, pairs, same] = found
         return found
 
-    def _make(self, rubric: Rubric | None, limits: Limits, *, pairs: bool) -> ItemQuestions:
+    def _make(self, rubric: Rubric | None, limits: QuestionLimits, *, pairs: bool) -> ItemQuestions:
         config, ends = self._config, self._parser.ends
         made = [self._questions(model, most, rubric, pairs=pairs) for model, most in zip(config.model, limits, strict=True)]
         decide: Decide
@@ -235,14 +235,14 @@ class RequestBuilder:
     def _questions(self, model: str, most: int, rubric: Rubric | None, *, pairs: bool) -> tuple[ItemPrompt, Questions]:
         """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
         into requests with at most ``most`` decisions."""
-        config, given, form = self._config, self._given, self._formats[model]
+        config, given, answer_format = self._config, self._given, self._formats[model]
         apart = bool(most) or not (rubric is None or pairs)
         prompt = self._prompt(pairs=pairs, apart=apart)
         if not apart:
             parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self._parser
-            return prompt, [WrittenQuestion(model, parser, config, form, rubric, told=prompt.tells)]
+            return prompt, [WrittenQuestion(model, parser, config, answer_format, rubric, told=prompt.tells)]
         if rubric is not None and not most:
-            return prompt, [WrittenQuestion(model, parser_of(each), config, form, each) for each in rubric.criteria]
+            return prompt, [WrittenQuestion(model, parser_of(each), config, answer_format, each) for each in rubric.criteria]
         subjects: Sequence[Any]
         if pairs:
             subjects = [preference_question(built_in=given["pair_prompt"] is None, rubric=rubric)]

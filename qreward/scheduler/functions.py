@@ -53,7 +53,7 @@ class Try:
 
     task: Call
     sent_at: float
-    hedge: bool
+    is_copy: bool
     cancel_reason: CancelReason | None = None
     ended: bool = False  # its end was reported
     handle: Any = None  # used by the engine, for an asyncio task
@@ -213,7 +213,7 @@ class CallScheduler:
                     self._adapt(now, call, attempt.sent_at, seconds)
             if not call.done:
                 function.counters.ok += 1
-                function.counters.hedges_won += attempt.hedge
+                function.counters.hedges_won += attempt.is_copy
                 call.note(now, "done after %.3g s", now - call.born)
                 self._end(now, call, CancelReason.BEATEN)
                 self.out.append((FINISH, call, outcome, None, seconds))

@@ -65,7 +65,7 @@ class ProbeResult:
 class Answer:
     """The outcome of an attempt that was answered. Tokens are as the server reported them, or None."""
 
-    value: Any  # the answer; opaque to the scheduler (see ``qreward.results.Answered``)
+    response: Any  # the decoded response; opaque to the scheduler (see ``qreward.results.Answered``)
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None

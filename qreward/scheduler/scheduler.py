@@ -524,7 +524,7 @@ class Scheduler:
         task.sends = attempt.number = task.sends + 1
         if task.attempt is not None:
             task.copy = attempt
-            attempt.hedge = True
+            attempt.is_copy = True
             task.copies += 1
             source.tally.hedged += 1
         else:

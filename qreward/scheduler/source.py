@@ -16,7 +16,7 @@ from qreward.quota.ledger import Lease
 from qreward.results import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, LOAD, SourceService
 from qreward.scheduler.health import Cooldown, Health
-from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit, Reject
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, ConfiguredLimit, Reject
 from qreward.scheduler.limits.rate import Gcra, HeaderRateLimit, LearnedRate, MinuteLimit
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
@@ -97,7 +97,7 @@ class Source:
         self.removed = False
         self.paused = ""  # why an operator has paused it; "" if it is not paused
         # limits
-        self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
+        self.window: ConcurrencyLimit = window or ConfiguredLimit(limits.max_concurrency)
         self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
         self.requests: Gcra | HeaderRateLimit | None = MinuteLimit(limits.rpm) if limits.rpm else None
         self.tokens: Gcra | HeaderRateLimit | None = MinuteLimit(limits.tpm) if limits.tpm else None

@@ -153,7 +153,7 @@ class Attempt:
     overdue: int = 0  # how many attempts of its task had exceeded their time limit when it was sent
     number: int = 1  # its position among the task's attempts, counted from 1
     order: int = 0  # how many requests had been sent to the source, this one included
-    hedge: bool = False  # it was sent while another attempt of the task was in flight
+    is_copy: bool = False  # it was sent while another attempt of the task was in flight
     cancel_reason: CancelReason | None = None  # why the scheduler cancelled it
     ended: bool = False  # its end was reported
     committed: bool = False  # its streamed answer is being delivered to the caller

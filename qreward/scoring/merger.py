@@ -31,7 +31,7 @@ from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Priority
 
 Class = tuple[int, bool]
-"""The class of an item or request: its priority level, and whether it belongs to a batch. The scheduler keeps capacity free for others."""
+"""The class of an item or request: its priority level, and whether it belongs to a batch. Items of one class share requests."""
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of this number of items wait."""
 
@@ -154,14 +154,14 @@ class RequestMerger(Waiter):
     def waiting(self) -> int:
         return self._collector.waiting
 
-    def _unqueue(self, request: MergedRequest) -> None:
+    def _forget_unfilled(self, request: MergedRequest) -> None:
         """Record that a merged request is filled or has ended."""
         if self._unfilled.get(request.key) is request:
             del self._unfilled[request.key]
 
     # adding items
 
-    def put(self, items: list[MergedItem]) -> None:
+    def add(self, items: list[MergedItem]) -> None:
         """Add items of one class. They are submitted in the next iteration of the event loop, so that all items of one iteration can be
         merged. The time limit of a single item starts now, that of a batch item when it is sent."""
         engine, watch, (_, batch) = self.driver.engine, self.driver.watch, items[0].key
@@ -214,7 +214,7 @@ class RequestMerger(Waiter):
                 pause_end = self._sent_at + sizing.pause(self.pool)
             paused = pause_end > engine.clock()
         if wanted:
-            self.driver.locked(self._submit, paused)
+            self.driver.locked(self._submit_unfilled, paused)
         with engine.lock:
             wake = self._collector.next_deadline()
         wake = min(wake, pause_end) if paused else wake
@@ -224,7 +224,7 @@ class RequestMerger(Waiter):
             self._timer_at = wake
             self._timer = self.driver.loop.call_later(max(0.0, wake - engine.clock()), self._tick)
 
-    def _submit(self, now: float, paused: bool) -> None:
+    def _submit_unfilled(self, now: float, paused: bool) -> None:
         """Submit an unfilled merged request for each class with waiting items, and the next one if it is sent at once."""
         for key in sorted(queue.key for queue in self._collector.queues()):
             level, batch = key
@@ -232,9 +232,9 @@ class RequestMerger(Waiter):
                 continue
             while self._collector.queue(key) is not None and key not in self._unfilled:
                 self._unfilled[key] = MergedRequest(key, self)
-                self._hand_in(now, self._unfilled[key])
+                self._submit_request(now, self._unfilled[key])
 
-    def _hand_in(self, now: float, request: MergedRequest) -> None:
+    def _submit_request(self, now: float, request: MergedRequest) -> None:
         """Submit a merged request. In a feed, a request with items goes before unfilled ones."""
         scheduler, (level, batch) = self.driver.engine.scheduler, request.key
         if not batch:
@@ -295,7 +295,7 @@ class RequestMerger(Waiter):
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         request = cast("MergedRequest", task)
         with self.driver.engine.lock:
-            self._unqueue(request)
+            self._forget_unfilled(request)
             if isinstance(outcome, Answer) and source is not None:
                 if source in self._limits:
                     self._limits[source].record_answer(self.driver.engine.clock(), len(request.members), seconds)
@@ -337,7 +337,7 @@ class RequestMerger(Waiter):
 
     def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
         """Choose the items of a merged request just before it is sent. Return False if there are none."""
-        self._unqueue(request)
+        self._forget_unfilled(request)
         items = request.left()
         limits = self._limits_at(source, items)
         if len(items) > 1:
@@ -406,7 +406,7 @@ class RequestMerger(Waiter):
     # the outcome of a merged request
 
     def _share(self, request: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
-        shares = self.spec.shares(answer.value, [item.payload for item in request.members])
+        shares = self.spec.shares(answer.response, [item.payload for item in request.members])
         again: list[MergedItem] = []
         for item, share in zip(request.members, shares, strict=True):
             if item.state is OVER:
@@ -431,7 +431,7 @@ class RequestMerger(Waiter):
         for item in items:
             item.attach(request)
         request.last_error, request.sent_at = items[0].last_error, items[0].sent_at
-        self.driver.locked(self._hand_in, request)
+        self.driver.locked(self._submit_request, request)
 
     def _report(self, item: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.driver.watch is not None:
@@ -506,7 +506,7 @@ class ItemWaiter:
         self._results: list[Any] = [None] * len(items)
         self._left = len(items)
         self._done = self.driver.loop.create_future()
-        merger.put(items)
+        merger.add(items)
         try:
             await self._done
         except GeneratorExit:  # the garbage collector may close this coroutine while the engine's lock is held
@@ -585,7 +585,7 @@ class MergedBatchWaiter(BatchWaiter):
     def _room(self) -> int:
         return AHEAD - len(self._feed.incoming) - sum(merger.waiting for merger in self._mergers.values())
 
-    def _put(self, index: int, payload: Any) -> None:
+    def _queue_item(self, index: int, payload: Any) -> None:
         item = MergedItem(payload, self._pool, self._request_options, self, index, batch=True)
         self._live[item] = None
         self._feed.add(item)
@@ -601,7 +601,7 @@ class MergedBatchWaiter(BatchWaiter):
             if key not in self._mergers:
                 self._mergers[key] = self._find(self.driver, self._pool, self._spec, self._request_options.tenant, key)
                 self._mergers[key].batches[self] = None
-            self._mergers[key].put(items)
+            self._mergers[key].add(items)
 
     # ending early
 

@@ -205,7 +205,7 @@ class CallWatcher:
             call.address = address_of(source)
         answer, error = (end if isinstance(end, Answer) else None), (end if isinstance(end, BaseException) else None)
         failure = None if error is None else error_type(error)
-        metadata = metadata_of(answer.value) if answer is not None and (call.metered or call.recording) else {}
+        metadata = metadata_of(answer.response) if answer is not None and (call.metered or call.recording) else {}
         if call.metered:
             self._record_metrics(task, call, end, metadata.get("gen_ai.response.model"), failure, now)
         if not call.recording:
@@ -396,7 +396,7 @@ def messages_of(task: Task, end: End, reasons: tuple[str, ...], longest: int, *,
         found["gen_ai.input.messages"] = [each for each in messages if each["role"] != "system"]
         if system := [part for each in messages if each["role"] == "system" for part in each["parts"]]:
             found["gen_ai.system_instructions"] = system
-    if with_output and isinstance(end, Answer) and (text := end.value.text()):
+    if with_output and isinstance(end, Answer) and (text := end.response.text()):
         parts = list(_parts(text, secrets, longest))
         found["gen_ai.output.messages"] = [{"role": "assistant", "parts": parts, "finish_reason": reasons[0] if reasons else ""}]
     return {name: json.dumps(value, ensure_ascii=False) for name, value in found.items()}

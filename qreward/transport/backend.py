@@ -154,7 +154,7 @@ async def _decided(codec: DecisionCodec, connection: EndpointConnection, endpoin
         outcome = await connection.attempt(replace(call, codec=dialect))
         if isinstance(outcome, Answer):
             codec.answered(endpoint, model, dialect, failures)
-            for fault in outcome.value.found:
+            for fault in outcome.response.found:
                 if isinstance(fault, RequestError):
                     fault.endpoint, fault.args = connection.name, (f"endpoint {connection.name!r}, model {fault.model!r}: {fault}",)
             return outcome
@@ -389,7 +389,7 @@ class ChatStream:
         return self.outcome
 
     def text(self) -> str:
-        return self.outcome.value.text() if isinstance(self.outcome, Answer) else self._assembly.text()
+        return self.outcome.response.text() if isinstance(self.outcome, Answer) else self._assembly.text()
 
     async def aclose(self) -> None:
         """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""

@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 
 from qreward.quota.ledger import MINUTE, RENEW, Lease, Ledger, RenewRequest
-from qreward.scheduler.limits.concurrency import FixedLimit
+from qreward.scheduler.limits.concurrency import ConfiguredLimit
 from qreward.settings.policies import Limits
 
 MANY = 1000.0
@@ -20,7 +20,7 @@ class Member:
 
     def __init__(self, name: str, simulation: Simulation, backlog: float, cost: float) -> None:
         self.name, self.simulation, self.backlog, self.cost = name, simulation, backlog, cost
-        self.lease = Lease(simulation.limits, FixedLimit(simulation.limits.max_concurrency))
+        self.lease = Lease(simulation.limits, ConfiguredLimit(simulation.limits.max_concurrency))
         self.sent: list[float] = []
         self.alive, self.answered, self.asleep_until = True, True, -inf
         self.look_at = inf

@@ -27,7 +27,7 @@ from qreward.quota.ledger import (
     RenewRequest,
 )
 from qreward.quota.renewal import AHEAD, IDLE, SLOW, LeaseRenewer
-from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit, Reject
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConfiguredLimit, Reject
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import ExpectedFinish, Pool
 from qreward.scheduler.queue import Queue
@@ -40,7 +40,7 @@ def lease_of(now: float = 0.0, members: int = 1, **grants: Any) -> Lease:
     """A lease of these limits, which has had its first reply."""
     settings = {"requests": "rpm", "tokens": "tpm", "permits": "max_concurrency"}
     limits: dict[str, Any] = {settings[kind]: int(grant.limit) for kind, grant in grants.items()}
-    lease = Lease(Limits(**limits), FixedLimit())
+    lease = Lease(Limits(**limits), ConfiguredLimit())
     lease.take_over(now, now, RenewReply(members, **grants))
     return lease
 
@@ -59,7 +59,7 @@ def demand_of(quota: LeasedQuota) -> Demand:
 
 def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     calls: list[None] = []
-    lease = Lease(Limits(max_concurrency=4, rpm=60), FixedLimit())
+    lease = Lease(Limits(max_concurrency=4, rpm=60), ConfiguredLimit())
     lease.call = lambda: calls.append(None)
     assert [lease.may_send(now) for now in (0.0, 0.1)] == [False, False]
     assert len(calls) == 1
@@ -74,7 +74,7 @@ def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
 
 
 def test_a_lease_counts_from_when_its_renewal_was_sent_not_from_when_the_reply_came() -> None:
-    lease = Lease(Limits(max_concurrency=4), FixedLimit())
+    lease = Lease(Limits(max_concurrency=4), ConfiguredLimit())
     lease.take_over(3.0, 1.0, RenewReply(1, permits=Grant(4, 4)))
     assert lease.may_send(1.0 + LEASE - 0.01)
     assert not lease.may_send(1.0 + LEASE)
@@ -144,7 +144,7 @@ def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() ->
 def test_a_request_larger_than_the_limit_is_sent_once_a_whole_minutes_amount_is_left() -> None:
     least = {}
     for limits, limit, cost in ((Limits(tpm=1000), 1000.0, 5000.0), (Limits(tpm=1000), 1000.0, 500.0), (Limits(rpm=0.5), 0.5, 1.0)):
-        quota = quota_of(Lease(limits, FixedLimit()))
+        quota = quota_of(Lease(limits, ConfiguredLimit()))
         quota.given(0.0, Grant(limit, limit))
         quota.take(0.0, cost)
         quota.left = 0.0
@@ -180,7 +180,7 @@ def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_sha
 
 def test_a_lease_is_described_by_its_shares() -> None:
     limits = Limits(rpm=600, tpm=120_000, max_concurrency=8)
-    lease = Lease(limits, FixedLimit())
+    lease = Lease(limits, ConfiguredLimit())
     said = [lease.words(limits)]
     for members in (1, 3):
         reply = RenewReply(members, requests=Grant(60, 7.34567), tokens=Grant(120_000, 12_345.6), permits=Grant(8, 3))
@@ -195,7 +195,7 @@ def test_a_lease_is_described_by_its_shares() -> None:
     assert said == ["waiting for a first share", *known, "idle"]
     said.clear()
     for one in (Limits(rpm=600), Limits(tpm=6000), Limits(max_concurrency=8)):
-        lease = Lease(one, FixedLimit())
+        lease = Lease(one, ConfiguredLimit())
         lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000), Demand(8)), "away")
         said.append(lease.words(one))
         assert lease.words(Limits()) == "away: "  # as after the limit was removed
@@ -229,7 +229,7 @@ def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone
 
 
 def test_a_share_that_changes_is_the_cap_from_then_on_whatever_ends() -> None:
-    limit = CappedLimit(FixedLimit(20), 12)
+    limit = CappedLimit(ConfiguredLimit(20), 12)
     limits = [limit.limit]
     for permits in (5, 30, 0):
         limit.permits = permits
@@ -253,18 +253,18 @@ def test_a_share_that_changes_is_the_cap_from_then_on_whatever_ends() -> None:
 def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:
     taken = {}
     for members in (0, 3, 20):
-        lease = Lease(Limits(rpm=600, tpm=6000), FixedLimit())
+        lease = Lease(Limits(rpm=600, tpm=6000), ConfiguredLimit())
         lease.members = members
         lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000)), "away")
         taken[members] = [(quota.share, quota.limit) for quota in lease.quotas.values()]
     assert taken == {0: [(75, 600), (750, 6000)], 3: [(75, 600), (750, 6000)], 20: [(30, 600), (300, 6000)]}
-    lease = Lease(Limits(rpm=600), FixedLimit())  # of a source whose limits have changed since
+    lease = Lease(Limits(rpm=600), ConfiguredLimit())  # of a source whose limits have changed since
     lease.go_alone(0.0, RenewRequest(tokens=Demand(6000)), "away")
     lease.take_over(1.0, 1.0, RenewReply(1, tokens=Grant(6000, 6000, 60)))
     assert quota_of(lease).share == 0
     slots = {}
     for limit, share in ((16, None), (4, None), (16, 9)):
-        lease = Lease(Limits(max_concurrency=limit), FixedLimit()) if share is None else lease_of(permits=Grant(limit, share))
+        lease = Lease(Limits(max_concurrency=limit), ConfiguredLimit()) if share is None else lease_of(permits=Grant(limit, share))
         lease.go_alone(0.0, RenewRequest(permits=Demand(limit)), "away")
         slots[limit, share] = (lease.window.permits, lease.window.limit, lease.may_send(LEASE - 0.1), lease.may_send(LEASE))
     assert slots == {(16, None): (2, 2, True, False), (4, None): (1, 1, True, False), (16, 9): (9, 9, True, False)}
@@ -320,7 +320,7 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
         ("permits", Limits(max_concurrency=16), RenewReply(1, permits=Grant(16, 16)), RenewRequest(permits=Demand(16))),
     ):
         for returns in ("alone", "again"):
-            lease = Lease(limits, FixedLimit())
+            lease = Lease(limits, ConfiguredLimit())
             lease.take_over(0.0, 0.0, reply)
             lease.end()
             assert not lease.may_send(0.1), (kind, returns)

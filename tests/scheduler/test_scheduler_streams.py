@@ -9,7 +9,7 @@ from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, copy, live, warm
 
 from qreward.errors import RequestTimeout, ServerError
-from qreward.scheduler.limits.concurrency import FixedLimit
+from qreward.scheduler.limits.concurrency import ConfiguredLimit
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.stats import FIRST_LEAST, FIRST_MOST, GAP_LEAST, GAP_MOST, KNOWN, StreamTiming
 from qreward.scheduler.task import Attempt
@@ -108,7 +108,7 @@ def test_what_waits_for_a_copy_waits_no_more_when_its_answer_begins(restarts: bo
 def test_a_wait_for_the_caller_is_not_the_sources() -> None:
     """Where it is most of the time, the answer says nothing of the limit either."""
 
-    class Listening(FixedLimit):
+    class Listening(ConfiguredLimit):
         answers = 0
 
         def ok(self, *_: object) -> None:

@@ -101,7 +101,7 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
         for index in range(3)
     ]
-    merger.put(made)
+    merger.add(made)
     request = MergedRequest(made[0].key, merger)
     assert merger.fill(2.5, request, source)
     assert [member.index for member in request.members] == [2]

@@ -55,14 +55,14 @@ def test_items_come_to_the_scorer_and_come_back_as_rewards(settings: Any, items:
     scorer = Lengths()
     outcome = send(scorer, items, **settings)
     assert isinstance(outcome, Answer), outcome
-    assert outcome.value.items == expected
+    assert outcome.response.items == expected
     assert [prompt for meta in scorer.metadata if (prompt := meta.get("prompt"))] == prompts
 
 
 @each("settings", [{}, {"route": "score"}])
 def test_a_completion_without_a_reward_is_an_error_of_its_item_for_vllm(settings: dict[str, Any]) -> None:
     outcome = send(Lengths(), [("q", "good"), ("q", "poison")], kind="vllm", template="{prompt}{response}", **settings)
-    good, bad = outcome.value.items
+    good, bad = outcome.response.items
     assert good > 0
     assert isinstance(bad, InvalidResponse)
 

@@ -31,7 +31,7 @@ async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer
     async with backend_to(script, engine, model_names={"judge-7b": "org/judge"}) as (server, endpoint, backend):
         outcome = await backend.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
     assert isinstance(outcome, Answer)
-    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == ("fine", 12, 3, 4)
+    assert (outcome.response.text(), outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == ("fine", 12, 3, 4)
     (request,) = server.requests
     assert request.json == {"model": "org/judge", "messages": [{"role": "user", "content": "?"}], "temperature": 0}
     assert request.headers["x-call"] == "1"
@@ -68,7 +68,7 @@ async def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
             endpoint = Endpoint(server.url.removesuffix("/v1") + base, kind=kind, proxy="")  # type: ignore[arg-type]
             outcome = await backend.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
             assert isinstance(outcome, Answer)
-            assert outcome.value.build().data[0].embedding == [0.5]
+            assert outcome.response.build().data[0].embedding == [0.5]
             assert (outcome.prompt_tokens, outcome.output_tokens) == (2, None)
             found[kind, base] = server.requests[-1].line.split()[1]
         opened = len(server.connections)

@@ -46,7 +46,7 @@ def ends(codec: ChatCodec, answer: bytes) -> tuple[str, Any]:
     call = WireRequest(codec, "judge-7b", MESSAGES, {}, None)
     outcome = EndpointConnection(Endpoint("http://gpu-0/v1")).outcome_of(Reply(200, {}, answer), call)
     if isinstance(outcome, Answer):
-        return "answer", outcome.value.finish_reason
+        return "answer", outcome.response.finish_reason
     assert isinstance(outcome.error, InvalidResponse), outcome
     assert "not whole" in str(outcome.error)
     return outcome.kind.name, None
@@ -91,7 +91,7 @@ def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text_unles
         text, outcome, _ = streamed(script)
         found[reason] = outcome.kind if isinstance(outcome, Failure) else "answer"
         assert text == "yes"
-        assert isinstance(outcome, Failure) or outcome.value.finish_reason == reason.lower()
+        assert isinstance(outcome, Failure) or outcome.response.finish_reason == reason.lower()
         assert isinstance(streamed(script, what=WireRequest(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None))[1], Answer), reason
     assert found == wanted
 

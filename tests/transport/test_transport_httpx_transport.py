@@ -46,7 +46,7 @@ async def test_respx_sees_the_request_and_gives_the_answer_and_says_what_it_does
             route = respx.post(f"{URL}/chat/completions").respond(json=completion("from respx"))
             outcome = await outcome_of(client, api_key="key-of-mine")
         assert isinstance(outcome, Answer)
-        assert outcome.value.text() == "from respx"
+        assert outcome.response.text() == "from respx"
         (request,) = [recorded.request for recorded in route.calls]
         assert request.headers["authorization"] == "Bearer key-of-mine"
         with respx.mock:
@@ -81,7 +81,7 @@ async def test_a_mock_transport_works_alone_and_in_a_client_and_neither_is_ever_
     for given in (mine, client):
         outcome = await outcome_of(given)
         assert isinstance(outcome, Answer)
-        assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("/v1/chat/completions", 12, 3)
+        assert (outcome.response.text(), outcome.prompt_tokens, outcome.output_tokens) == ("/v1/chat/completions", 12, 3)
     assert not client.is_closed
 
 

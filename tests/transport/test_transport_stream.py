@@ -43,8 +43,8 @@ def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> N
     text, outcome, (request,) = outcome_of(always(sse(WHOLE)), engine, what, model_names={"judge-7b": "org/judge"})
     assert text == "yes"
     assert isinstance(outcome, Answer)
-    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == ("yes", 12, 3, 4)
-    built = outcome.value.build()
+    assert (outcome.response.text(), outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == ("yes", 12, 3, 4)
+    built = outcome.response.build()
     assert type(built) is ChatCompletion
     assert built.usage is not None
     assert (built.choices[0].message.content, built.choices[0].finish_reason, built.usage.total_tokens) == ("yes", "stop", 15)
@@ -91,7 +91,7 @@ def test_a_stream_of_crlf_and_comments_byte_by_byte_is_the_same_stream(engine: s
         await connection.send(END)
 
     text, outcome, _ = outcome_of(trickle, engine)
-    assert (text, outcome.value.text(), outcome.output_tokens) == ("yes", "yes", 3)
+    assert (text, outcome.response.text(), outcome.output_tokens) == ("yes", "yes", 3)
 
 
 UNKNOWN = (400, {"error": {"message": "Unrecognized request argument supplied: stream_options"}})

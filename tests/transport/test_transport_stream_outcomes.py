@@ -54,7 +54,7 @@ COMPLETE = {
 def test_a_stream_is_complete_once_its_choices_or_its_server_say_so(name: str) -> None:
     text, outcome, _ = outcome_of(always(sse(COMPLETE[name])))
     assert isinstance(outcome, Answer)
-    assert text == outcome.value.text() == "yes"
+    assert text == outcome.response.text() == "yes"
 
 
 @each("then", [break_off, close, always(END)])
@@ -67,7 +67,7 @@ def test_a_stream_that_breaks_off_is_a_passing_failure_unless_the_answer_was_com
     assert (raised.endpoint, raised.model) == ("gpu-0", "judge-7b")
     text, outcome, _ = outcome_of(begun(said("yes") + ENDED, then), engine)
     assert isinstance(outcome, Answer)
-    assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", "yes", None, None)
+    assert (text, outcome.response.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", "yes", None, None)
 
 
 def test_done_does_not_complete_an_answer_without_an_ending_or_with_fewer_choices_than_asked_for() -> None:
@@ -150,7 +150,7 @@ def test_an_ending_that_means_a_cut_or_a_failure_stays_even_if_another_one_follo
     for reason in ("length", "content_filter", "abort", "length, content_filter", "odd"):
         body = said("yes") + b"".join(said("", finish=one) for one in (*reason.split(", "), "stop"))
         _, outcome, _ = outcome_of(always(sse(body + DONE)))
-        found[reason] = outcome.kind if isinstance(outcome, Failure) else outcome.value.finish_reason
+        found[reason] = outcome.kind if isinstance(outcome, Failure) else outcome.response.finish_reason
     refused = FailureKind.REFUSED
     answers = {"length": "length", "odd": "stop"}
     assert found == {**answers, "content_filter": refused, "abort": FailureKind.TRANSIENT, "length, content_filter": refused}
@@ -174,7 +174,7 @@ def test_output_after_an_ending_shows_that_endings_mean_nothing_and_only_done_or
         "the tool calls go on": outcome_of(begun(ENDED + event({"choices": [{"delta": {"tool_calls": [{}]}}]}), break_off), engine)[1],
         "the ending is said twice": outcome_of(begun(said("yes", finish="stop") + ENDED + USAGE, break_off), engine)[1],
     }
-    whole = {name: outcome.value.text() for name, outcome in found.items() if isinstance(outcome, Answer)}
+    whole = {name: outcome.response.text() for name, outcome in found.items() if isinstance(outcome, Answer)}
     assert whole == {"[DONE]": "10 minus 9", "a clean end": "10 minus 9", "the ending is said twice": "yes"}
     assert "output followed a finish_reason" in str(found["closed, without a length"].error)
 
@@ -274,8 +274,8 @@ def test_a_success_that_is_no_stream_is_a_failure_that_shows_what_came(engine: s
 def test_a_server_that_does_not_stream_gives_its_answer_as_one_chunk(engine: str, kind: str) -> None:
     text, outcome, _ = outcome_of(always(answer(completion("all of it"), content_type=kind)), engine)
     assert isinstance(outcome, Answer)
-    assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("all of it", "all of it", 12, 3)
-    assert outcome.value.build() == ChatCompletion.model_validate(completion("all of it"))
+    assert (text, outcome.response.text(), outcome.prompt_tokens, outcome.output_tokens) == ("all of it", "all of it", 12, 3)
+    assert outcome.response.build() == ChatCompletion.model_validate(completion("all of it"))
 
 
 @each("body", [sse(said("x" * 2000) + ENDED), answer(completion("x" * 2000)), answer(b"x" * 2000, status=500)])

@@ -144,7 +144,7 @@ class RejectShare:
         return least_failures(min(MOST_STRAY, GRID**steps), chance, LAST)
 
 
-class FixedLimit(ConcurrencyLimit):
+class ConfiguredLimit(ConcurrencyLimit):
     """A configured limit. It falls to the number of requests that a source still serves when it rejects others, and then doubles again."""
 
     def __init__(self, limit: int | None = None) -> None:

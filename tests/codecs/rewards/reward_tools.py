@@ -36,7 +36,7 @@ async def ask(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None
 def answered(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None, *, rooted: bool = False) -> ListAnswer:
     outcome = run(ask(fake, asked, reward, rooted=rooted))
     assert isinstance(outcome, Answer), outcome
-    value: ListAnswer = outcome.value
+    value: ListAnswer = outcome.response
     return value
 
 

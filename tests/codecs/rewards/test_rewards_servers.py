@@ -240,7 +240,7 @@ def test_a_score_that_is_null_fails_its_item_alone_and_if_there_is_no_other_the_
     for kind in ("vllm", "sglang"):
         outcome = run(ask(fake(kind), call(SCORE, ["a", NAN, "b"])))
         assert isinstance(outcome, Answer)
-        first, bad, last = outcome.value.items
+        first, bad, last = outcome.response.items
         assert (first, last) == (pytest.approx(score_of("a")), pytest.approx(score_of("b")))
         assert isinstance(bad, InvalidResponse)
     for kind, item in (("vllm", NAN), ("sglang", NAN), ("nim", ("q", NAN))):

@@ -119,7 +119,7 @@ class Watch:
     def _sent(self, now: float, attempt: Attempt) -> None:
         call = _call(attempt)
         where = call.function, call.key
-        self.trace.append((now, "send", call.number, attempt.hedge))
+        self.trace.append((now, "send", call.number, attempt.is_copy))
         assert attempt not in self.live
         assert attempt.sent_at == now
         assert call not in self.finished, "a call that has ended is tried"
@@ -130,11 +130,11 @@ class Watch:
         self._room[where] = max(0, self._room[where] - 1) if is_closed else 0
         self._check_rate(now, call, self._starts.setdefault(where, deque()))
         beside = [other for other in self.live if other.task is call]
-        if attempt.hedge:
+        if attempt.is_copy:
             self._check_hedge(call, beside)
         else:
             allowed = min(call.options.groups.parallel_tries, 1 + self._streak[call])
-            assert sum(not other.hedge for other in beside) < max(1, allowed), "too many tries abreast"
+            assert sum(not other.is_copy for other in beside) < max(1, allowed), "too many tries abreast"
         self._begun[call] += 1
         paid = (
             self._failures[call] if call.options.groups.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
@@ -208,7 +208,7 @@ class Watch:
             for call in waiting:
                 only_room = call.key_state.starts is None and (call.key_state.closed_until <= now or call.key_state.room > 0)
                 assert (
-                    attempt.hedge
+                    attempt.is_copy
                     or not (call.key_state is went.key_state or only_room)
                     or went.order <= call.order
                     or not went.options.groups.paced

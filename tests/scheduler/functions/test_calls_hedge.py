@@ -19,7 +19,7 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
         driver.wait(0.5)
         assert driver.begun(call) == [0.0, 0.5]
         first, hedge = driver.tries(call)
-        assert (first.hedge, hedge.hedge) == (False, True)
+        assert (first.is_copy, hedge.is_copy) == (False, True)
         winner, loser = (hedge, first) if wins else (first, hedge)
         driver.ok(winner, after=0.1)
         assert driver.is_ok(call)
@@ -109,7 +109,7 @@ def test_a_retry_is_hedged_like_a_first_try() -> None:
     driver.fail(call, after=0.25)
     driver.wait(0.5)
     assert driver.begun(call) == [0.0, 0.25, 0.5]
-    assert driver.tries(call)[1].hedge, "counted from the first try"
+    assert driver.tries(call)[1].is_copy, "counted from the first try"
 
 
 def test_while_the_breaker_is_open_none_is_made_and_none_finds_out() -> None:

@@ -39,7 +39,7 @@ def test_waits_double_up_to_the_longest() -> None:
             failed.append(driver.now)
             driver.fail(call)
             driver.wait(1.0)
-        starts = [start for start, attempt in driver.watch.sends if not attempt.hedge]
+        starts = [start for start, attempt in driver.watch.sends if not attempt.is_copy]
         assert [start - then for start, then in zip(starts[1:], failed, strict=True)] == waits
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from scale import seeds
 
-from qreward.scheduler.limits.concurrency import PATIENCE, AdaptiveLimit, FixedLimit, Reject
+from qreward.scheduler.limits.concurrency import PATIENCE, AdaptiveLimit, ConfiguredLimit, Reject
 
 
 def test_it_finds_the_capacity_of_servers_of_any_kind(module: Callable[[str], ModuleType]) -> None:
@@ -59,7 +59,7 @@ class Adaptive(Numbered, AdaptiveLimit):  # type: ignore[misc]
     pass
 
 
-class Fixed(Numbered, FixedLimit):  # type: ignore[misc]
+class Fixed(Numbered, ConfiguredLimit):  # type: ignore[misc]
     pass
 
 

@@ -116,7 +116,7 @@ class ModelBatch(BatchWaiter):
         runtime, self.queue = run.runtime, LineQueue(run.room)
         settings = ResultSettings(on_result=self._on_line, keep=False)
         super().__init__(runtime.engine.driver(), pool, self.queue, lambda line: line.content, run.request_options, settings)
-        self._bulk, self.pool, self._tallies = run, pool, run.tallies
+        self._bulk, self.pool, self.tallies = run, pool, run.tallies
         self.execute = self._send
         self._entries: dict[int, Line] = {}
 

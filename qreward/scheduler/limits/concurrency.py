@@ -15,9 +15,8 @@ W4  When 100 answers have come after a reject, or four for each slot if that is 
     as many rejects are usual here.
 W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used: for a whole round, or
     between two rows of rejects, or what was served at once below it, if the present limit is more than a tenth lower. This is a try as in
-    W4: a reject of a request that is sent within a second takes it back, and the value is then the limit before the try. If a reject finds
-    no other request in flight, the source is away, not full: start again as in W1, but not below that highest value. After an outage, the
-    limit is measured anew.
+    W4: a reject of a request that is sent within a second takes it back. If a reject finds no other request in flight, the source is away,
+    not full: start again as in W1, but not below that highest value. After an outage, the limit is measured anew.
 """
 
 from __future__ import annotations
@@ -248,7 +247,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             return Reject.AWAY
         self._patience = min(PATIENCE, 2 * self._patience if tried else FEW * others)
         if tried:
-            self._used = float(self._floor)
+            self._used = 0.0
         elif self._capped and sent_at > self._mark:  # a new row of rejects; so many were served after the last one
             self._used = max(self._used, float(self.limit))
         base = float(min(self.limit, others))

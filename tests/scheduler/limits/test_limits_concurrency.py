@@ -23,7 +23,7 @@ def test_it_finds_the_capacity_of_servers_of_any_kind(module: Callable[[str], Mo
         "a cap of 2": (spec(cap=hold(2)), 0.85, 50, 0, 2),
         "a cap of 6": (spec(cap=hold(6)), 0.85, 75, 0, 7),
         "a cap of 64": (spec(cap=hold(64)), 0.85, 250, 0, 70),
-        "a cap that falls and rises": (spec(cap=steps.steps(64, (100.0, 16), (200.0, 64))), 0.85, 250, 15, 70),
+        "a cap that falls and rises": (spec(cap=steps.steps(64, (100.0, 16), (200.0, 64))), 0.85, 300, 15, 70),
         "an outage is no small cap": (spec(cap=hold(64), away=(60.0, 120.0)), 0.9, 350, 10, 70),
         "one that never rejects is not flooded": (spec(law=laws.Scoring(0.01, 40)), 0.9, 0, 0, 80),
         "stray rejects": (spec(law=laws.Scoring(0.01, 64), stray=0.001), 0.9, 30, 0, 128),

@@ -178,8 +178,8 @@ def test_servers_that_are_slow_or_hang_do_not_hold_up_the_end_of_a_small_batch()
 def test_a_server_that_is_away_again_and_again_is_used_as_before_when_it_is_back() -> None:
     """It rejects everything for a moment, and serves what it received before. With all slots in use: 188, 105, 53, 35, 75 and 5 s.
 
-    When a rejected try, or a reject before the first whole round, made the limit forget what had been served at once, the last two took up to
-    210 and 13 s.
+    When a rejected try, or a reject before the first whole round, made the limit forget what had been served at once, the last two took
+    up to 210 and 13 s.
     """
 
     def batch(fleet: Fleet) -> float:

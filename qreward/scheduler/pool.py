@@ -53,6 +53,7 @@ DECIDED, LOOPS = 8, 0.25
 """After ``DECIDED`` tasks it is decided anew whether workers make their next call when one is answered: whether more than a share ``LOOPS``
 (0 to 1) of the calls came one by one, each after an answer. Then what waits never ends, so every slot counts: 64 such workers took 87 s
 when a slow endpoint left calls to a fast one, and take 65 s (simulated). Calls that are made together come after one answer."""
+LEAST_RATE = 1e-9  # requests per second; a difference of rates may be rounded to 0
 BUSY = 10.0
 """Factor by which load makes the answers of a source slower at most. While more than that is left to do, sources need not be compared."""
 UNKNOWN = 0.25
@@ -369,7 +370,7 @@ class Pool:
         if len(equal) > 1 and left / rate < BUSY * least:  # one of them may have room for more than it serves at once
             best, second = nsmallest(2, equal, key=lambda each: each.answers_in(now, self))
             for source in equal:
-                self._others[source] = rate - source.rate(), second if source is best else best
+                self._others[source] = max(rate - source.rate(), LEAST_RATE), second if source is best else best
         return left / rate if rate else 0.0
 
     def __repr__(self) -> str:

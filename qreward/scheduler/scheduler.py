@@ -327,7 +327,6 @@ class Scheduler:
         if source.down_since is not None and source.health.is_back:
             self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
             source.down_since = None
-            source.window.returned(now, source.inflight)
         if source.tally.ok % LOOK_ANEW == 0:
             task.pool.common.count(now)
             source.look_after = self._hedging.look_after(source)

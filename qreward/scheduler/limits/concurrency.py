@@ -16,7 +16,7 @@ W4  When 100 answers have come after a reject, or four for each slot if that is 
 W5  When a cooldown ends because the source serves requests again, set the limit to the highest value that was used: for a whole round, or
     between two rows of rejects, or what was served at once below it, if the present limit is more than a tenth lower. This is a try as in
     W4: a reject of a request that is sent within a second takes it back. If a reject finds no other request in flight, the source is away,
-    not full: start again as in W1, but not below that highest value. After an outage, the limit is measured anew.
+    not full: start again as in W1, but not below that highest value.
 """
 
 from __future__ import annotations
@@ -189,7 +189,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.reason = "start"
         self.crowded_until = -inf  # the limit does not grow before this time, because requests wait inside the server
         self._round_limit = self._peak = 0
-        self._since = 0.0  # send time from which answers count for the round; inf after an outage until the next answer
         self._last: tuple[float, float] | None = None  # logarithms of limit and seconds per token of the last round, if comparable
         self._xy = self._xx = 0.0  # decayed sums over the differences of consecutive rounds
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
@@ -224,9 +223,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._clean += 1
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
-        if self._since == inf:  # what fills an idle server is answered sooner than what follows
-            self._since, self._answers, self._seconds, self._tokens = now, 0, 0.0, 0.0
-        elif sent_at >= self._since:
+        if sent_at >= self._since:
             self._answers += 1
             self._seconds += now - sent_at
             self._tokens += tokens or 1.0
@@ -274,8 +271,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self.limit < self._start:
             self.reason = "back: starting again"
             self._begin(now, inflight)
-        else:
-            self._starting, self._last, self._since = False, None, inf
 
     def _try_more(self, now: float) -> None:
         waited = now - self._mark

@@ -151,18 +151,6 @@ def test_the_first_answers_of_batches_do_not_raise_the_limit_of_a_server_that_qu
     assert max(seen) <= 256, seen
 
 
-def test_the_answers_to_what_fills_a_server_that_was_away_say_nothing_about_more_of_it() -> None:
-    """The server serves 16 requests at a time, each for a second."""
-    limit = Adaptive(Random(0))
-    assert path(limit, lambda _sent: 1.0, 1) == [32]
-    limit.returned(100.0, 0)
-    for number in range(64):
-        limit.sent(100.0, number + 1)
-    for number in range(64):
-        limit.ok(101.0 + number // 16, 100.0, 10, 63)
-    assert limit.limit == 64
-
-
 def test_each_change_of_the_limit_is_counted_with_its_reason() -> None:
     limit = Adaptive(Random(0), 100)
     assert limit.reason == "start"

@@ -9,7 +9,8 @@ Hedge   A request outside of a batch is copied if it takes longer than 95 % of i
         tokens), and if a source with a free slot is expected to answer a copy well before it (Dean and Barroso, CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot, those with the most remaining time
         first (LATE, Zaharia et al., OSDI 2008), if the attempt needs more than 1.25 times as long as the copy to finish a long answer. The
-        answer of a copy is taken to be at most as long as the 99.9th percentile, however long the attempt takes.
+        answer of a copy is taken to be at most as long as the 99.9th percentile, however long the attempt takes. The copy gets the speed
+        of its source at the present load, because a source that was full a moment ago is faster now.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GAIN = 1.25
 EQUAL = 1.1
 """An attempt past the 99th percentile length is also copied to a source that needs at most ``EQUAL`` times the seconds per token."""
 WORTH = 1.5
-"""A source that needs more than ``WORTH`` times the seconds per token of the fastest source gets no tail copies."""
+"""A source that needs more than ``WORTH`` times as long without load as the fastest source gets no tail copies."""
 
 
 class Overdue(IntEnum):
@@ -143,10 +144,10 @@ class HedgingPolicy:
         """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next copy."""
         if self.policy is None or not self.policy.tail:
             return
-        in_service = [source.service.recent() for source in pool.sources if source.available_soon(now)]
-        most = WORTH * min(filter(None, in_service), default=0.0)
-        quickest_first = sorted(pool.sources, key=lambda source: source.service.recent())
-        targets = [source for source in quickest_first if 0 < source.service.recent() <= most and source.ready_at(now) <= now]
+        expected = {source: pool.common.expected(now, source.service) for source in pool.sources if source.service.recent()}
+        most = WORTH * min((seconds for source, seconds in expected.items() if source.available_soon(now)), default=0.0)
+        quickest_first = sorted(expected, key=lambda source: expected[source])
+        targets = [source for source in quickest_first if expected[source] <= most and source.ready_at(now) <= now]
         lasting: list[tuple[float, Attempt]] = []  # attempts of the last requests of batches, and their remaining seconds
         for source in pool.sources:
             pace = _pace(source, pool)
@@ -175,7 +176,8 @@ class HedgingPolicy:
     def gains(now: float, attempt: Attempt, target: Source) -> bool:
         """Return whether a copy at ``target`` is expected to be answered well before the attempt, if the answer is a long one."""
         pool = attempt.task.pool
-        pace, quick = _pace(attempt.source, pool), target.service.recent()
+        pace = _pace(attempt.source, pool)
+        quick = min(target.service.recent(), target.answers_in(now, pool) / pool.common.typical)
         age = now - attempt.sent_at
         if age > pool.common.lengths.p99 * pace and quick <= EQUAL * pace:
             return True

@@ -9,8 +9,8 @@ Hedge   A request outside of a batch is copied if it takes longer than 95 % of i
         tokens), and if a source with a free slot is expected to answer a copy well before it (Dean and Barroso, CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot, those with the most remaining time
         first (LATE, Zaharia et al., OSDI 2008), if the attempt needs more than 1.25 times as long as the copy to finish a long answer. The
-        answer of a copy is taken to be at most as long as the 99.9th percentile, however long the attempt takes. The copy gets the speed
-        of its source at the present load, because a source that was full a moment ago is faster now.
+        answer of a copy is taken to be at most as long as the 99.9th percentile, however long the attempt takes. The copy is expected at
+        the speed of its source at the present load, because a source that was full a moment ago is faster now.
 """
 
 from __future__ import annotations
@@ -161,7 +161,10 @@ class HedgingPolicy:
         for _, attempt in lasting:
             others = self.others(attempt.task)
             target = next((source for source in targets if source not in others and source.ready_at(now) <= now), None)
-            if target is not None and self.gains(now, attempt, target) and self.withdraw(kept):
+            if target is None:
+                continue
+            quick = min(target.service.recent(), target.answers_in(now, pool) / pool.common.typical)
+            if self.gains(now, attempt, quick) and self.withdraw(kept):
                 yield attempt.task, target
 
     def is_late(self, now: float, attempt: Attempt, target: Source) -> bool:
@@ -169,16 +172,14 @@ class HedgingPolicy:
         pool, waited = attempt.task.pool, now - attempt.sent_at
         usual = target.stream_timing.first(0.5) if attempt.task.streamed and target.stream_timing is not None else None
         if usual is None and pool.common.lengths.p99 < inf and self.policy is not None and self.policy.after is None:
-            return self.gains(now, attempt, target)
+            return self.gains(now, attempt, target.service.recent())
         return (usual or max(target.latency.mean, target.answers_in(now, pool) if pool.common.pace else 0.0)) < waited
 
     @staticmethod
-    def gains(now: float, attempt: Attempt, target: Source) -> bool:
-        """Return whether a copy at ``target`` is expected to be answered well before the attempt, if the answer is a long one."""
+    def gains(now: float, attempt: Attempt, quick: float) -> bool:
+        """Return whether a copy with ``quick`` seconds per token is expected to be answered well before the attempt, if it is a long one."""
         pool = attempt.task.pool
-        pace = _pace(attempt.source, pool)
-        quick = min(target.service.recent(), target.answers_in(now, pool) / pool.common.typical)
-        age = now - attempt.sent_at
+        pace, age = _pace(attempt.source, pool), now - attempt.sent_at
         if age > pool.common.lengths.p99 * pace and quick <= EQUAL * pace:
             return True
         length = pool.common.lengths.long(age / pace) if pace else 0.0

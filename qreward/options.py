@@ -375,6 +375,14 @@ def callback(name: str, given: Callable[..., object] | None) -> Callable[..., ob
     return given
 
 
+def keeps_results(options: Mapping[str, Any]) -> bool:
+    """Return the option ``keep_results``. Raises ``ConfigError`` if it is neither True nor False."""
+    keep = options.get("keep_results", True)
+    if not isinstance(keep, bool):
+        raise ConfigError(f"keep_results must be True or False, not {keep!r}")
+    return keep
+
+
 def endpoint_of(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
     if isinstance(given, Endpoint):
         return given

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -79,15 +80,13 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     hedge: bool = False
 
 
-def has_failed(attempts: Iterable[AttemptRecord]) -> bool:
+def has_failed(attempt: AttemptRecord) -> bool:
     """Return whether an attempt failed. Overload (such as 429) and cancellation do not count as failures."""
-    return any(attempt.outcome not in ("ok", "overloaded", "cancelled") for attempt in attempts)
+    return attempt.outcome not in ("ok", "overloaded", "cancelled")
 
 
 def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
-    """Yield the attempts that were made because an earlier attempt had failed."""
-    failed = False
-    for attempt in attempts:
-        if failed and not attempt.hedge:
+    """Yield the attempts that were made because the attempt before had failed."""
+    for before, attempt in pairwise(attempts):
+        if has_failed(before) and not attempt.hedge:
             yield attempt
-        failed = failed or has_failed((attempt,))

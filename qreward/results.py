@@ -170,7 +170,7 @@ class EndpointStats:
         sent: number of requests sent.
         answered: number of requests that succeeded. ``won`` is another name of this count.
         rejected: number of requests that the endpoint rejected because of a rate limit or overload.
-        retried: number of requests sent again after a failure other than a rate limit or overload.
+        retried: number of requests that were sent again because their last attempt had failed, other than by a rate limit or overload.
         hedged: number of copies sent to this endpoint, of requests in flight at another.
         failed: number of requests that failed for another reason.
         cancelled: number of requests cancelled by the client or the caller.

@@ -162,9 +162,10 @@ class Runtime:
         if not given and PROGRESS not in os.environ:
             return ResultSettings(prices=prices)
         deadline, on_result = options.seconds("deadline", given.get("deadline")), options.callback("on_result", given.get("on_result"))
+        keep = options.keeps_results(given)
         route, wanted = self.look.for_progress(lambda: [pool]), given.get("progress")
         progress = start_progress(wanted, size_of(items), title=title, route=route, prices=prices, clock=self.clock)
-        return ResultSettings(deadline, on_result, progress, prices, given.get("keep_results", True))
+        return ResultSettings(deadline, on_result, progress, prices, keep)
 
     def batch(self, kind: Callable[..., Batch], prepare: Prepare, model: str, items: Items, given: Mapping[str, Any], **more: Any) -> Batch:
         """Make the waiter of a batch, whose class is ``kind``. Raises ``NoEndpoint`` and ``ConfigError``."""

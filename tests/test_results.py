@@ -150,12 +150,12 @@ def test_results_and_statistics_are_printed_with_their_outcome_and_a_line_for_ea
     assert (both.sent, both.answered, both.won, both.cached_tokens, both.p50) == (8, 4, 4, 284, None)
 
 
-def test_an_attempt_after_a_failure_is_a_retry_and_one_after_a_429_is_not() -> None:
+def test_an_attempt_right_after_a_failure_is_a_retry_and_one_after_a_429_is_not() -> None:
     def attempts(text: str) -> list[AttemptRecord]:
         kinds = {"r": "overloaded", "f": "transient", "t": "timeout", "c": "cancelled", "k": "ok"}
         return [AttemptRecord("a", kinds[letter.lower()], 0.1, hedge=letter.isupper()) for letter in text]
 
-    cases = {"": 0, "k": 0, "rrk": 0, "fk": 1, "ffk": 2, "rfk": 1, "frk": 2, "cK": 0, "fcK": 1, "ck": 0, "tr": 1, "f": 0}
+    cases = {"": 0, "k": 0, "rrk": 0, "fk": 1, "ffk": 2, "rfk": 1, "frk": 1, "frfk": 2, "cK": 0, "fcK": 1, "ck": 0, "tr": 1, "f": 0}
     assert {text: len(list(retries(attempts(text)))) for text in cases} == cases
 
 

@@ -84,6 +84,14 @@ class Waiter:
         raise NotImplementedError
 
 
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        advice = "Without one, use SyncQRewardClient; in trio, in a thread (trio.to_thread.run_sync)"
+        raise RuntimeError(f"qreward needs an event loop of asyncio, and none is running here. {advice}") from None
+
+
 S = TypeVar("S", bound="Scheduler | CallScheduler")
 
 
@@ -119,7 +127,7 @@ class Engine(Generic[S]):
 
     def driver(self) -> LoopDriver:
         """Return the loop driver of the running event loop. It is created on first use. Raises ``ClientClosed`` if the client is closed."""
-        driver = self._drivers.get(asyncio.get_running_loop())
+        driver = self._drivers.get(_running_loop())
         return driver if driver is not None and not self.closed else self._open_driver()
 
     def driver_in(self, loop: asyncio.AbstractEventLoop) -> LoopDriver | None:
@@ -201,7 +209,7 @@ class Engine(Generic[S]):
 
     async def aclose(self) -> None:
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
-        here = asyncio.get_running_loop()
+        here = _running_loop()
         with self.lock:  # an event loop that uses the engine later finds it closed
             self.closed, drivers = True, list(self._drivers.values())
         for driver in drivers:

@@ -21,7 +21,7 @@ from qreward.judge.judge import Judge
 from qreward.judge.parsing import bounds
 from qreward.judge.parsing.text import is_number
 from qreward.judge.types import Comparison, Scorer
-from qreward.options import JudgeBatchOptions
+from qreward.options import JudgeBatchOptions, keeps_results
 from qreward.render import text_table
 from qreward.results import BatchResult
 from qreward.settings.base import repeated, shown
@@ -138,7 +138,7 @@ async def calibrate(
         raise ConfigError(f"judge must be a Judge, not a {type(judge).__name__}")
     if judge.calibration is not None:
         raise ConfigError("the judge has a calibration already; calibrate a judge without one")
-    if not options.get("keep_results", True):
+    if not keeps_results(options):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
     ends = range_to_calibrate(judge.method, judge.score_range)
     items, labels = labelled(gold, scale)
@@ -353,7 +353,7 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
         ...     print(await agreement({"small": small, "large": large}, "items.jsonl", timeout=60))
     """
     named = _named(judges)
-    if not options.get("keep_results", True):
+    if not keeps_results(options):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
     points: list[Mapping[str, Any]] = []
     pairs: list[Mapping[str, Any]] = []

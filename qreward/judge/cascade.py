@@ -20,7 +20,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing import ScoreFunctionError, called, finite
 from qreward.judge.parsing.text import is_number
 from qreward.judge.types import AnyScorer, Closing, Item, JudgeAnswer, Scorer, Verdict, check_finite, described, one_by_one, unblocked
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, seconds
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, keeps_results, seconds
 from qreward.progress import start_progress
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, merged_stats
@@ -318,7 +318,7 @@ class _Batch:
         self._progress = start_progress(options.get("progress"), size_of(items), title=title, clock=self._clock)
         self._receivers += [] if self._progress is None else [self._progress.add]
         self._receivers += [] if on_result is None else [on_result]
-        self._keep, self._results = options.get("keep_results", True), dict[int, Result[Verdict]]()
+        self._keep, self._results = keeps_results(options), dict[int, Result[Verdict]]()
         self._left: dict[int, Any] = {}  # the items without a final result
         self._before: dict[int, list[Result[Verdict]]] = {}  # what earlier stages found
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)

@@ -18,7 +18,7 @@ from qreward.judge.parsing import bounds
 from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
 from qreward.judge.types import Closing, Item, JudgeAnswer, Scorer, Verdict, Vote
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, check_params
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_batch_options, check_params, keeps_results
 from qreward.results import BatchInterrupted, BatchResult, Result, Usage
 from qreward.runtime import runtime_of
 from qreward.scoring.merge_spec import MergeSpec
@@ -99,7 +99,7 @@ class RewardModelScorer(Closing):
         The items, options, results and errors are those of :meth:`Judge.batch_score`.
         """
         check_batch_options(options)
-        on_result, keep = callback("on_result", options.get("on_result")), options.get("keep_results", True)
+        on_result, keep = callback("on_result", options.get("on_result")), keeps_results(options)
         extras: dict[int, Mapping[str, Any]] = {}
 
         def as_verdict(result: Result[RewardScore]) -> Result[Verdict]:

@@ -532,7 +532,7 @@ class Scheduler:
                 task.sent_at = now
                 self._hedging.sends += 1
             else:
-                source.tally.retried += has_failed(task.trail or ())
+                source.tally.retried += bool(task.trail) and has_failed(task.trail[-1])
         source.sent(now, attempt)
         if task.prefix is not None:
             attempt.cached = source.prefix_cache.use(now, task.prefix)

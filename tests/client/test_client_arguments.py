@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from client_tools import HI, MODEL, Recorder, endpoint, use
 
 from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, Route
@@ -97,6 +98,7 @@ LIST = "must be a list, an iterator or an async iterator"
 OF_BATCHES: list[tuple[str, Any, dict[str, Any], str]] = [
     *(("batch_chat_completion", [HI], {"deadline": value}, "deadline must be a positive number of seconds") for value in (NAN, -1, "60")),
     *(("batch_chat_completion", [HI], {"on_result": value}, "on_result must be a plain function") for value in (7, async_callback)),
+    *(("batch_chat_completion", [HI], {"keep_results": value}, "keep_results must be True or False") for value in (None, 0, "no")),
     *(("batch_chat_completion", items, {}, f"{LIST}.*{type(items).__name__}") for items in ("hi", b"hi", {"role": "user"}, None, 7)),
     ("batch_embeddings", "hi", {}, f"{LIST}.*str"),
     *((f"batch_{method}", Table(), {}, r"not a table,.* pass one column") for method in ("score", "embeddings", "moderation")),
@@ -113,6 +115,13 @@ def test_a_data_set_that_gives_rows_is_no_table_although_it_names_its_columns_or
     table = pyarrow.table({"text": ["a", "b"]})
     assert is_table(table)
     assert is_table(table.to_batches()[0])
+
+
+def test_a_coroutine_that_another_library_than_asyncio_runs_says_what_to_use_instead() -> None:
+    client = QRewardClient([endpoint(Recorder())])
+    for work in (client.chat_completion(HI, MODEL), client.batch_chat_completion([HI], MODEL), client.aclose()):
+        with pytest.raises(RuntimeError, match=r"asyncio.*SyncQRewardClient; in trio, in a thread"):
+            work.send(None)  # as trio does
 
 
 def test_a_wrong_input_deadline_or_callback_is_an_error_before_anything_is_sent() -> None:

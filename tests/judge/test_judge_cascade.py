@@ -392,6 +392,7 @@ async def test_stages_of_one_endpoint_have_one_line_of_statistics_and_the_cost_o
             {"deadline": -1},
             {"temperature": 0},
             {"on_result": 3},
+            {"keep_results": 0},
             {"priority": "urgent"},
             {"progress": "yes"},
         ]

@@ -326,11 +326,14 @@ def test_workers_that_make_the_next_call_when_one_is_answered_use_a_slow_server_
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 
 
-def test_a_server_whose_capacity_is_exceeded_is_not_held_at_a_rate_because_its_rejects_ask_for_five_seconds() -> None:
-    """All slots in use: 2.3 and 7.5 s, and a wait. When the first reject set a rate, the batches took 19 and 49 s."""
+def test_a_server_whose_capacity_is_exceeded_is_not_held_at_a_rate_because_its_rejects_ask_for_a_wait() -> None:
+    """All slots in use: 2.3, 7.5, 1.6 and 5 s, and a wait. When the first reject set a rate, the batches took 19, 49, 5.7 and 9.2 s."""
+    slow, quick, other = Server(cap=40, hint=5.0), Server(base=0.05, cap=32, hint=1.0), Server(base=0.1, cap=32, hint=1.0)
     cases: Cases = {
-        f"{items}": ([Server(cap=40, hint=5.0)], lambda fleet, items=items: fleet.batch([EQUAL] * items), most)  # type: ignore[misc]
-        for items, most in ((300, 10.0), (1000, 16.0))
+        "few items": ([slow], lambda fleet: fleet.batch([EQUAL] * 300), 10.0),
+        "many": ([slow], lambda fleet: fleet.batch([EQUAL] * 1000), 16.0),
+        "short answers": ([quick], lambda fleet: fleet.batch([EQUAL] * 1000), 3.0),
+        "two servers": ([other, replace(other, base=0.2, cap=16)], lambda fleet: fleet.batch([EQUAL] * 2000), 7.0),
     }
     assert not (wrong := too_slow(cases, 2)), "\n".join(wrong)
 

@@ -9,9 +9,8 @@ are exact. A request delays the theoretical arrival time by the cost of the requ
 the theoretical arrival time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then
 wait until its cost is paid off.
 
-``LearnedRate`` has no limit until a reject that is not stray (``concurrency.RejectShare``) carries a hint (``Retry-After``). If the hint is
-longer than a second, the second such reject counts, because the first lowers the concurrency limit, which may be enough. Then it allows the
-rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. Without rejects
+``LearnedRate`` has no limit until rejects that are not stray (``concurrency.RejectShare``) carry a hint (``Retry-After``). The second such
+row of rejects counts, because the first lowers the concurrency limit, which may be enough. Then it allows the rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. Without rejects
 the rate is raised again and again, by more each time. A reject takes back the last raise. If rejects continue although no raise succeeds,
 no rate limit causes them, and the limit ends.
 
@@ -139,9 +138,9 @@ SHARE = 0.98
 """Share (0 to 1) of the rate of accepted requests that becomes the learned rate."""
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 """Shares (0 to 1) by which the first raise increases the rate, and a later one at most. Each raise is twice as large as the last."""
-CALM, NEXT = 20.0, 5.0
+CALM, NEXT, SHORTEST = 20.0, 5.0, 1.0
 """Most seconds without a reject before the first raise (``CALM``) and between two raises (``NEXT``). After a rate was learned, both are the
-wait of its reject, at least ``SHORT``, because that is what a wrong raise costs. They double each time that a raise is taken back."""
+wait of its reject, at least ``SHORTEST``, because that is what a wrong raise costs. They double each time that a raise is taken back."""
 UNRAISED, CUT = 3, 0.9
 """A stray reject that follows no raise multiplies the rate by ``CUT``. After ``UNRAISED`` rejects that follow no raise, stray or not, and
 without a raise that succeeded in between, the next one ends the limit. When only stray ones counted, and each raise began the count anew, a
@@ -149,10 +148,6 @@ server of 8 slots that also rejected a tenth of its requests at random was held 
 FORGOTTEN = 10.0
 """Seconds after the end of a limit in which no new one is learned, because little was accepted since. Without them, an endpoint with 3,000
 requests a minute was sometimes given 4 a second for ten minutes (simulated)."""
-SHORT = 1.0
-"""Seconds. After the first reject that asks for a longer wait, only the concurrency limit is lowered. It may have been the cause, and a
-rate that is learned from the first second of a batch and a wait of five would hold a server at a ninth of its speed for a minute. Limits
-per second ask for no longer wait, and soon reject again."""
 EVIDENCE = 5
 """Least number of accepted requests for a rate to be learned."""
 
@@ -200,7 +195,7 @@ class LearnedRate(Gcra):
         """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once. ``stray`` ones start no limit."""
         if now - self._cut < 1.0 or now - self._ended < FORGOTTEN or not self._answered or (stray and self.ready_at < now):
             return
-        if self.rate == inf and hint > SHORT and now <= self._suspected_until:
+        if self.rate == inf and now <= self._suspected_until:
             if self._suspected_until == inf:
                 self._suspected_until, self._answered = now + hint, False
             return
@@ -213,7 +208,7 @@ class LearnedRate(Gcra):
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self.rate == inf:
             self.rate, self._accepted, self._began = seen, {}, now + hint
-            self._calm = min(CALM, max(SHORT, hint))
+            self._calm = min(CALM, max(SHORTEST, hint))
         elif self._raised:
             self.rate = max(min(seen, self.rate), self.rate / (1 + self._raised))
             self._calm = min(CALM, 2 * self._calm)

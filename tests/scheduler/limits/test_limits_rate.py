@@ -115,19 +115,18 @@ def busy(pace: LearnedRate, start: float, seconds: int, per_second: int) -> floa
     return start + seconds
 
 
-def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute_but_of_long_ones_the_first_does_not() -> None:
+def test_the_second_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> None:
     for hint in (1.0, 5.0):
         pace = LearnedRate()
         now = busy(pace, 0.0, 120, 10)
         pace.sent(now)
         pace.rejected(now)
         pace.hinted(now, hint)
-        if hint > 1.0:
-            assert pace.rate == inf, "the concurrency limit may be the cause"
-            pace.hinted(now + hint, hint)
-            assert pace.rate == inf, "of a request that was in flight"
-            now = busy(pace, now + hint, 60, 10)
-            pace.hinted(now, hint)
+        assert pace.rate == inf, "the concurrency limit may be the cause"
+        pace.hinted(now + hint, hint)
+        assert pace.rate == inf, "of a request that was in flight"
+        now = busy(pace, now + hint, 60, 10)
+        pace.hinted(now, hint)
         assert pace.rate == pytest.approx(SHARE * 10, rel=0.03), hint
 
 
@@ -148,6 +147,8 @@ def learned() -> tuple[LearnedRate, float]:
     """Return a rate that was learned from ten requests a second, and the time at which it was learned."""
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    now = busy(pace, now + 1.0, 60, 10)
     pace.hinted(now, 1.0)
     return pace, now
 

@@ -10,9 +10,10 @@ the theoretical arrival time is at most ``burst`` seconds ahead. A request whose
 wait until its cost is paid off.
 
 ``LearnedRate`` has no limit until rejects that are not stray (``concurrency.RejectShare``) carry a hint (``Retry-After``). The second such
-row of rejects counts, because the first lowers the concurrency limit, which may be enough. Then it allows the rate at which requests were accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. Without rejects
-the rate is raised again and again, by more each time. A reject takes back the last raise. If rejects continue although no raise succeeds,
-no rate limit causes them, and the limit ends.
+row of rejects counts, because the first lowers the concurrency limit, which may be enough. Then it allows the rate at which requests were
+accepted over the last minute, less 2 %, which token buckets and calendar minutes both allow. Without rejects the rate is raised again and
+again, by more each time. A reject takes back the last raise. If rejects continue although no raise succeeds, no rate limit causes them, and
+the limit ends.
 
 ``HeaderRateLimit`` follows the rate limit headers of the server, so that requests slow down before the first reject.
 The headers of a response advertise the ``remaining`` amount of a limit, and the seconds (``reset``) until all of it is available again. A

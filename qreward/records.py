@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -80,13 +79,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     hedge: bool = False
 
 
-def has_failed(attempt: AttemptRecord) -> bool:
-    """Return whether an attempt failed. Overload (such as 429) and cancellation do not count as failures."""
-    return attempt.outcome not in ("ok", "overloaded", "cancelled")
+def is_retry(earlier: Sequence[AttemptRecord]) -> bool:
+    """Return whether an attempt after these is a retry: the last that was not cancelled has failed. Overload (such as 429) is no failure."""
+    last = next((attempt.outcome for attempt in reversed(earlier) if attempt.outcome != "cancelled"), "ok")
+    return last not in ("ok", "overloaded")
 
 
 def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
-    """Yield the attempts that were made because the attempt before had failed."""
-    for before, attempt in pairwise(attempts):
-        if has_failed(before) and not attempt.hedge:
-            yield attempt
+    """Yield the attempts that were made because the one before had failed."""
+    return (attempt for place, attempt in enumerate(attempts) if not attempt.hedge and is_retry(attempts[:place]))

@@ -29,7 +29,7 @@ from random import Random
 from typing import Any, Final
 
 from qreward.errors import InvalidResponse, QRewardError
-from qreward.records import has_failed
+from qreward.records import is_retry
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
@@ -532,7 +532,7 @@ class Scheduler:
                 task.sent_at = now
                 self._hedging.sends += 1
             else:
-                source.tally.retried += bool(task.trail) and has_failed(task.trail[-1])
+                source.tally.retried += is_retry(task.trail or ())
         source.sent(now, attempt)
         if task.prefix is not None:
             attempt.cached = source.prefix_cache.use(now, task.prefix)

@@ -187,7 +187,9 @@ def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_read
     for number in range(60):
         learned.learned.sent(float(number))
         learned.learned.ok(float(number))
-    learned.learned.rejected(59.0)
+    learned.learned.rejected(57.0)
+    learned.learned.hinted(57.0, 1.0)
+    learned.learned.ok(58.5)
     learned.learned.hinted(59.0, 1.0)
     learned.learned.sent(59.0)
     scenes = {
@@ -230,15 +232,20 @@ def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_
             made.ended(number + 0.1, sent)
             made.answered(number + 0.1, sent, Answer("yes", 3, 4))
         assert made.rate() > 5.0
-        row = [attempt(made, 59.5) for _ in range(5)]
-        for sent in row:
-            made.sent(59.5, sent)
-        for sent in row[:4]:
-            assert made.cooldown.pauses == 0, "the first three are stray"
-            made.ended(60.0, sent)
-            made.rejected(60.0, sent, hint=1.0)
-        assert (made.tally.rejected, made.ready_at(60.0, slot=True)) == (4, 61.0)
-        assert (made.rate() < 1.1) is adaptive, "about one a second was accepted"
+        for now in (60.0, 62.0):
+            assert made.rate() > 5.0, "the first row lowers the concurrency limit, which may be enough"
+            row = [attempt(made, now - 0.5) for _ in range(9)]
+            for sent in row:
+                made.sent(now - 0.5, sent)
+            for sent in row[:4]:
+                assert now > 60.0 or made.cooldown.pauses == 0, "the first three are stray"
+                made.ended(now, sent)
+                made.rejected(now, sent, hint=1.0)
+            assert (made.tally.rejected, made.ready_at(now, slot=True)) == (4 if now == 60.0 else 8, now + 1.0)
+            for sent in row[4:]:
+                made.ended(now + 0.1, sent)
+                made.answered(now + 0.1, sent, Answer("yes", 3, 4))
+        assert (made.rate() < 1.5) is adaptive, "about one a second was accepted"
 
 
 def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:

@@ -80,7 +80,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_retry(earlier: Sequence[AttemptRecord]) -> bool:
-    """Return whether an attempt after these is a retry: the last that was not cancelled has failed. Overload (such as 429) is no failure."""
+    """Return whether an attempt after these is a retry: the last one not cancelled has failed. Overload (such as 429) is no failure."""
     last = next((attempt.outcome for attempt in reversed(earlier) if attempt.outcome != "cancelled"), "ok")
     return last not in ("ok", "overloaded")
 

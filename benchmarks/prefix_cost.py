@@ -26,6 +26,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import msgspec
 from _command import command, load, parsed, save
 from _pages import PAGE, describe, machine, rewrite_section, table
 from clients._harness import Messages
@@ -112,7 +113,7 @@ def workload(name: str) -> Workload:
 
 def question_of(prefix: Prefix) -> Prefix:
     """The prefix without the answer, which no other request of ``grpo`` has."""
-    return prefix._replace(keys=prefix.keys[:2], lengths=prefix.lengths[:2])
+    return msgspec.structs.replace(prefix, keys=prefix.keys[:2], lengths=prefix.lengths[:2])
 
 
 def prompts(count: int) -> list[Messages]:

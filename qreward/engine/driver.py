@@ -284,13 +284,13 @@ class LoopDriver:
 
     def locked(self, change: Callable[..., None], *arguments: Any) -> None:
         """Change the scheduler's state under the lock, then run the resulting commands outside of it."""
-        out = self._change(change, *arguments)
+        out = self._change(change, arguments)
         if self._look_at == inf:
             self._look_later()
         if out:
             self.run(out)
 
-    def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
+    def _change(self, change: Callable[..., None], arguments: tuple[Any, ...] = ()) -> list[Command]:
         """Change the scheduler's state under the lock and set the timer. Returns the commands, which the caller must run."""
         engine = self.engine
         scheduler = engine.scheduler
@@ -334,7 +334,7 @@ class LoopDriver:
         if what == SEND:  # cancelled before the command arrived; its waiter may have left
             self.ended(subject, CANCELLED)
         if what == MORE and subject.waiter.read(subject):
-            return self._change(self.engine.scheduler.refill, subject)
+            return self._change(self.engine.scheduler.refill, (subject,))
         if what == CANCEL and subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
             subject.handle.cancel()
         return ()
@@ -407,7 +407,7 @@ class LoopDriver:
         if self._closing is not None and not self._attempts:
             self._idle.set()
         begun = begun and not attempt.ended
-        out = self._change(self.engine.scheduler.event, attempt, outcome)
+        out = self._change(self.engine.scheduler.event, (attempt, outcome))
         if begun and self.watch is not None and attempt.task.serial != UNWANTED:
             self.watch.ended(attempt, outcome)
         return self.run(out, batch) if out else None

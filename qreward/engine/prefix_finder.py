@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, starmap
 from typing import Any
 from zlib import crc32
 
 from qreward.codecs.base import WireRequest, hash_of_group
 from qreward.codecs.decisions import DecisionInput
-from qreward.scheduler.prefixes import Prefix, make_prefix
+from qreward.scheduler.prefixes import Prefix
 
 BLOCK = 256
 """Number of characters in a block of the smallest size, about 64 tokens. vLLM caches blocks of 16 tokens, but hashing so many blocks would
@@ -37,6 +38,7 @@ ENDS = tuple(_ends())
 """Positions, in characters, at which blocks end."""
 FIRST_ENDS = tuple(ENDS[:count] for count in range(len(ENDS) + 1))
 """``FIRST_ENDS[n]`` holds the first n positions of ``ENDS``."""
+BLOCKS = tuple(starmap(slice, pairwise((0, *ENDS))))
 MOST_GROUPS = 1024
 """Maximum number of named groups that are remembered."""
 EXACT = 4096
@@ -82,21 +84,19 @@ class PrefixFinder:
             salt = hash((salt, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
         last_salt, last, common, reused = self._last
         if reused and salt == last_salt and text.startswith(common):
-            keys, begin = list(last[:reused]), len(common)
-            key = keys[-1]
+            keys, key = list(last[:reused]), last[reused - 1]
         else:
-            keys, key, begin, reused = [], salt, 0, 0
-        for end in ends[reused:]:
-            key = hash((key, text[begin:end]))
+            keys, key, reused = [], salt, 0
+        for block in BLOCKS[reused : len(ends)]:
+            key = hash((key, text[block]))
             keys.append(key)
-            begin = end
         found, shared = tuple(keys), reused
         while shared < len(last) and shared < len(found) and found[shared] == last[shared]:
             shared += 1
         if shared != reused or not reused:
             common = text[: ends[shared - 1]] if shared else ""
         self._last = salt, found, common, shared
-        return make_prefix(Prefix, (found, ends, float(size), False))
+        return Prefix(found, ends, float(size))
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
         """Return the prefix of a named group. The keys are the same in all processes."""
@@ -113,7 +113,7 @@ class PrefixFinder:
             longest = max(longest, common.length)
             keys.append(key)
             lengths.append(float(longest))
-        return make_prefix(Prefix, (tuple(keys), tuple(lengths), float(len(text)), True))
+        return Prefix(tuple(keys), tuple(lengths), float(len(text)), named=True)
 
 
 class Beginning:

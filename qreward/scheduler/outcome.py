@@ -6,6 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import msgspec
+
 from qreward.errors import QRewardError
 
 
@@ -61,8 +63,7 @@ class ProbeResult:
     trouble: str | None = None  # why the probe failed, if a wrong setting is the cause
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """The outcome of an attempt that was answered. Tokens are as the server reported them, or None."""
 
     response: Any  # the decoded response; opaque to the scheduler (see ``qreward.results.Answered``)
@@ -70,6 +71,8 @@ class Answer:
     output_tokens: int | None = None
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
     cached_tokens: int | None = None  # prompt tokens that the server read from its prefix cache
+
+    __repr__ = object.__repr__  # does not show the response
 
 
 @dataclass(slots=True, eq=False)

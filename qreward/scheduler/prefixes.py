@@ -29,7 +29,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
 
@@ -73,7 +75,7 @@ COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
 prompt."""
 
 
-class Prefix(NamedTuple):
+class Prefix(msgspec.Struct, frozen=True, gc=False):
     """A ``Prefix`` describes the beginning of a task's prompt as nested prefixes, from the outermost to the innermost.
 
     Equal keys mean equal text from the beginning of the prompt, for one model.
@@ -85,7 +87,7 @@ class Prefix(NamedTuple):
     named: bool = False  # True if the keys are groups that the caller named; False if they are hashes of blocks of text
 
 
-class Expected(NamedTuple):
+class Expected(msgspec.Struct, frozen=True, gc=False):
     """An ``Expected`` says what a request was expected to find in the prefix cache of its source when the request was sent."""
 
     tokens: float  # prompt tokens that are read from the cache
@@ -97,7 +99,6 @@ class Expected(NamedTuple):
 
 
 COLD = Expected(0.0, 0.0, 0.0, 0, 0, 0.0)
-make_prefix = _new = tuple.__new__  # takes a third of the time of a normal call; this is a hot path
 
 
 class PredictedCache:
@@ -153,7 +154,7 @@ class PredictedCache:
         if now - self._sent_at > IDLE:
             self.forget()
         self._sent_at = now
-        keys, lengths, total, _ = prefix
+        keys, lengths = prefix.keys, prefix.lengths
         used, clock, characters = self._used, self.clock, self.characters
         known = warm = len(keys)
         while (last := used.get(keys[known - 1])) is None and known > 1:
@@ -167,12 +168,12 @@ class PredictedCache:
                 warm = next((outer for outer in range(known - 1, 0, -1) if self.is_warm(keys[outer - 1])), 0)
             if warm:
                 tokens = lengths[warm - 1] / characters
-        computed = total / characters - tokens
+        computed = prefix.total / characters - tokens
         self.clock = clock = clock + computed
         used.update(dict.fromkeys(keys, clock))
         if len(used) > self._sweep_at:
             self._sweep()
-        return _new(Expected, (tokens, computed, age, known, warm, clock))
+        return Expected(tokens, computed, age, known, warm, clock)
 
     def failed(self, prefix: Prefix, expected: Expected, outcome: Failure | Cancelled) -> None:
         """Record that a request ended without an answer. A prefix that only this request has used is forgotten."""
@@ -186,14 +187,14 @@ class PredictedCache:
     def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
         """Record that a request was answered."""
         prompt, cached = answer.prompt_tokens, answer.cached_tokens
-        tokens = expected[0]
+        tokens = expected.tokens
         self.clock += answer.output_tokens or 0
         if tokens:
             self._warm += WEIGHT * (seconds - self._warm) if self._warm else seconds
         else:
             self._cold += WEIGHT * (seconds - self._cold) if self._cold else seconds
         if prompt:
-            self.characters += WEIGHT * (prefix[2] / prompt - self.characters)
+            self.characters += WEIGHT * (prefix.total / prompt - self.characters)
         if cached is None:
             return
         self.predicted_tokens += tokens
@@ -246,7 +247,7 @@ class Holders:
         """Record that a source was sent a request with this prefix. ``first``: it is the first request of its task."""
         if len(self._recent) > REMEMBERED:
             self._before, self._recent = self._recent, {}
-        recent, before, keys = self._recent, self._before, prefix[0]
+        recent, before, keys = self._recent, self._before, prefix.keys
         outermost = recent.get(keys[0]) or before.get(keys[0])
         if outermost:
             recent[keys[0]] = outermost
@@ -347,7 +348,7 @@ class AffineQueue:
         if self._ahead:
             return self._ahead[0]
         if self._grouped > self._left:
-            return self._oldest()
+            return self._line[self._head] or self._oldest()
         return self._ungrouped[0] if self._ungrouped else None
 
     def popleft(self) -> Task:
@@ -451,11 +452,11 @@ class AffineQueue:
 
     def _held_group(self, source: Source) -> Group | None:
         """Return the group with work that a source holds and should take from. Of its groups it has lost some."""
-        held, lost = self._held.get(source), []
+        held, warm_since, lost = self._held.get(source), source.prefix_cache.warm_since, []
         best, depth, at = None, 0, 0.0
         for group in islice(reversed(held), COMPARED) if held else ():
             if group.depth >= depth and (group.tasks or group.cold):
-                used = source.prefix_cache.warm_since(group.key)
+                used = warm_since(group.key)
                 if used is None:
                     lost.append(group)
                 elif group.depth > depth or used > at:

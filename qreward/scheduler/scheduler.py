@@ -92,7 +92,7 @@ class Scheduler:
         self._failure_policy = FailurePolicy(retry, rng)
         self._hedging = HedgingPolicy(hedge, retry.attempts)
         self.outages = OutageTracker(self.wheel)
-        self._most_waiting = most_waiting
+        self._most_waiting = inf if most_waiting is None else most_waiting
         self._numbers = 0
         self._stalled = False  # the last tick was late
 
@@ -302,7 +302,7 @@ class Scheduler:
 
     def set_policies(self, before: ClientConfig, after: ClientConfig) -> None:
         """Replace the policies that changed. ``check_attempts_again`` must be called then."""
-        self._most_waiting = after.max_queued
+        self._most_waiting = inf if after.max_queued is None else after.max_queued
         if before.retry != after.retry:
             self._failure_policy = FailurePolicy(after.retry, self.rng)
         if before.hedge != after.hedge or before.retry.attempts != after.retry.attempts:
@@ -401,7 +401,7 @@ class Scheduler:
             self._offer(now, source)
             return
         error = unservable_error(pool) or unsuitable_error(task)
-        if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
+        if error is None and pool.queue.waiting >= self._most_waiting and task.state is TaskState.NEW:
             error = queue_full_error(now, pool, self._most_waiting)
         if error is None:
             pool.queue.put(task)
@@ -419,7 +419,7 @@ class Scheduler:
             if source is None or len(pool.sources) == 1 or task.sent_at is not None or source.health.half_open:  # nothing to wait for
                 return source
             patience = pool.patience(now, source, more=1)
-            full = self._most_waiting is not None and pool.queue.waiting >= self._most_waiting
+            full = pool.queue.waiting >= self._most_waiting
             if not patience or full or now + patience <= task.deadline < now + 2.0 * patience:
                 return source
             self._offer(now, source)

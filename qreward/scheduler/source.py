@@ -190,10 +190,11 @@ class Source:
         """Record an answer, after ``ended`` was called for its attempt."""
         sent_at, held = attempt.sent_at, attempt.held
         taken = now - sent_at
+        prompt, output = answer.prompt_tokens or 0, answer.output_tokens or 0
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         self.latency.add(taken - held)
-        pool, work = attempt.task.pool, answer.output_tokens or attempt.task.size or None
+        pool, work = attempt.task.pool, output or attempt.task.size or None
         for each in self.pools:
             each.answered_at, each.failing = now, 0
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
@@ -210,11 +211,11 @@ class Source:
             self.health.ok(now, sent_at)
         tally = self.tally
         tally.ok += 1
-        tally.prompt_tokens += answer.prompt_tokens or 0
-        tally.output_tokens += answer.output_tokens or 0
+        tally.prompt_tokens += prompt
+        tally.output_tokens += output
         tally.cached_tokens += answer.cached_tokens or 0
         if answer.limits is not None or self.metered:
-            self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
+            self.advertised(now, sent_at, answer.limits, used=prompt + output)
 
     def advertised(
         self, now: float, sent_at: float, limits: RateLimitInfo | None, used: int | None = None, hint: float | None = None

@@ -202,7 +202,7 @@ def too_late_error(now: float, task: Task) -> RequestTimeout:
     return error
 
 
-def queue_full_error(now: float, pool: Pool, most: int) -> QueueFull:
+def queue_full_error(now: float, pool: Pool, most: float) -> QueueFull:
     return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued ({said(now, pool)})")
 
 

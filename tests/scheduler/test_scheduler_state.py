@@ -234,7 +234,7 @@ def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_
         assert made.rate() > 5.0
         for now in (60.0, 62.0):
             assert made.rate() > 5.0, "the first row lowers the concurrency limit, which may be enough"
-            row = [attempt(made, now - 0.5) for _ in range(9)]
+            row = [attempt(made, now - 0.5) for _ in range(5)]
             for sent in row:
                 made.sent(now - 0.5, sent)
             for sent in row[:4]:
@@ -245,7 +245,7 @@ def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_
             for sent in row[4:]:
                 made.ended(now + 0.1, sent)
                 made.answered(now + 0.1, sent, Answer("yes", 3, 4))
-        assert (made.rate() < 1.5) is adaptive, "about one a second was accepted"
+        assert (made.rate() < 1.1) is adaptive, "about one a second was accepted"
 
 
 def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:

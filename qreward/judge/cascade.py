@@ -314,11 +314,11 @@ class _Batch:
         self._deadline = seconds("deadline", options.get("deadline"))
         self._receivers: list[Callable[[Result[Verdict]], object]] = []
         on_result, self._clock = callback("on_result", options.get("on_result")), asyncio.get_running_loop().time
+        self._keep, self._results = keeps_results(options), dict[int, Result[Verdict]]()
         title = ", ".join(stage.name for stage in stages)
         self._progress = start_progress(options.get("progress"), size_of(items), title=title, clock=self._clock)
         self._receivers += [] if self._progress is None else [self._progress.add]
         self._receivers += [] if on_result is None else [on_result]
-        self._keep, self._results = keeps_results(options), dict[int, Result[Verdict]]()
         self._left: dict[int, Any] = {}  # the items without a final result
         self._before: dict[int, list[Result[Verdict]]] = {}  # what earlier stages found
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)

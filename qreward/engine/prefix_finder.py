@@ -39,6 +39,7 @@ ENDS = tuple(_ends())
 FIRST_ENDS = tuple(ENDS[:count] for count in range(len(ENDS) + 1))
 """``FIRST_ENDS[n]`` holds the first n positions of ``ENDS``."""
 BLOCKS = tuple(starmap(slice, pairwise((0, *ENDS))))
+"""The slices of a text that are its blocks."""
 MOST_GROUPS = 1024
 """Maximum number of named groups that are remembered."""
 EXACT = 4096

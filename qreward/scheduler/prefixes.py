@@ -348,7 +348,7 @@ class AffineQueue:
         if self._ahead:
             return self._ahead[0]
         if self._grouped > self._left:
-            return self._line[self._head] or self._oldest()
+            return self._oldest()
         return self._ungrouped[0] if self._ungrouped else None
 
     def popleft(self) -> Task:
@@ -452,11 +452,11 @@ class AffineQueue:
 
     def _held_group(self, source: Source) -> Group | None:
         """Return the group with work that a source holds and should take from. Of its groups it has lost some."""
-        held, warm_since, lost = self._held.get(source), source.prefix_cache.warm_since, []
+        held, lost = self._held.get(source), []
         best, depth, at = None, 0, 0.0
         for group in islice(reversed(held), COMPARED) if held else ():
             if group.depth >= depth and (group.tasks or group.cold):
-                used = warm_since(group.key)
+                used = source.prefix_cache.warm_since(group.key)
                 if used is None:
                     lost.append(group)
                 elif group.depth > depth or used > at:

@@ -342,10 +342,9 @@ class Queue:
         task.queued = False
         self.entries -= 1
         self.waiting -= task.feed is None
-        if task.sent_at is not None:
-            self.again -= 1
-            if not self.again:
-                self._retries.clear()
+        self.again -= task.sent_at is not None
+        if not self.again:
+            self._retries.clear()
 
     def _close_if_idle(self, level: int, name: str | None) -> None:
         """Forget a tenant if nothing of it waits."""

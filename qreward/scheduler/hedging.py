@@ -9,8 +9,9 @@ Hedge   A request outside of a batch is copied if it takes longer than 95 % of i
         tokens), and if a source with a free slot is expected to answer a copy well before it (Dean and Barroso, CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot, those with the most remaining time
         first (LATE, Zaharia et al., OSDI 2008), if the attempt needs more than 1.25 times as long as the copy to finish a long answer. The
-        answer of a copy is taken to be at most as long as the 99.9th percentile, however long the attempt takes. The speed of
-        the copy is that at the present load, because a source that was full a moment ago may be faster now.
+        answer of a copy is taken to be at most as long as the 99.9th percentile, however long the attempt takes. Its speed is
+        the mean of two: that of the latest answers of its source, and that expected at the present load, because a source that was full
+        a moment ago may be faster now.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _pace(source: Source, pool: Pool) -> float:
 def _pace_of_copy(now: float, source: Source, pool: Pool) -> float:
     """Return the expected seconds per token of a copy: the mean of those of the latest answers and those at the present load.
 
-    Whether load slows the source is not known. Without the latest answers, up to 5 % more of all requests were copied for nothing.
+    Whether load slows the source is not known. ``docs/design/duplicates.md`` says what each of the two alone costs.
     """
     recent = source.service.recent()
     return min(recent, (recent + source.answers_in(now, pool) / pool.common.typical) / 2)

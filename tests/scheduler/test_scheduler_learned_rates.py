@@ -62,9 +62,9 @@ def limited(door: Callable[[], Door]) -> Server:
     return Server(per_token=0.0015, wait_at=door())
 
 
-def relative(items: int, bound: float, make: Callable[[], Server]) -> tuple[float, int]:
-    """Return the time of a batch in relation to the time that the limit allows, mean of ten seeds, and the lost items."""
-    fleets = [Fleet([make()], seed) for seed in range(1, 11)]
+def relative(items: int, bound: float, make: Callable[[], Server], count: int) -> tuple[float, int]:
+    """Return the time of a batch in relation to the time that the limit allows, mean of ``count`` seeds, and the lost items."""
+    fleets = [Fleet([make()], seed) for seed in range(1, count + 1)]
     seconds = [fleet.batch(lengths(number, items, 5.17, 0.5), timeout=900.0) for number, fleet in enumerate(fleets)]
     return sum(seconds) / len(seconds) / (bound + 0.6), sum(fleet.lost for fleet in fleets)
 
@@ -94,7 +94,7 @@ are never free."""
 def with_rates() -> Iterator[tuple[str, float, float, int]]:
     """Yield of each rate limit its name, the time of a batch, the most that it may be, and the lost items."""
     for name, (items, bound, door, most) in RATES.items():
-        took, lost = relative(items, bound, partial(limited, door))
+        took, lost = relative(items, bound, partial(limited, door), 10)
         yield name, took, most, lost
 
 
@@ -102,7 +102,7 @@ def with_slots() -> Iterator[tuple[str, float, float, int]]:
     """Yield the same of each server with slots."""
     for slots, hint, share, most in SLOTS:
         make = partial(Server, per_token=0.0015, cap=slots, hint=hint, rejects=share)
-        took, lost = relative(int(slots * 60 / 0.6), 60.0, make)
+        took, lost = relative(int(slots * 60 / 0.6), 60.0, make, 3)
         yield f"{slots} slots, Retry-After {hint}, {share:.0%} rejected at random", took, most, lost
 
 
